@@ -1,0 +1,111 @@
+"""The narrow interface between the engine and llama.cpp.
+
+`native.context.NativeBackend` speaks to the real library, `testing.FakeBackend` stands in for it in tests. Nothing above
+this line knows ctypes, and nothing below it knows what a prompt, a cache or a beam is.
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from .batch import Batch
+
+__all__ = ["Backend", "DecodeStatus", "Limits"]
+
+
+class DecodeStatus(enum.Enum):
+    """What `llama_decode` said, where the caller can do something about it. Everything else is a `DecodeError`."""
+
+    OK = 0
+    NO_SLOT = 1
+    """No KV cells for the batch; nothing was stored, and a retry after making room is fine."""
+    ABORTED = 2
+    """An abort callback stopped it; part of the batch may be stored."""
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What one context can do; read from llama.cpp after it was made, not from what was asked for."""
+
+    n_vocab: int
+    n_embd: int
+    n_embd_inp: int
+    n_layer: int
+    n_ctx_train: int
+    n_cells: int
+    """KV cells shared by all sequences."""
+    n_batch: int
+    """Most tokens in one decode."""
+    n_seq_max: int
+    """Sequence ids are `0 .. n_seq_max - 1`."""
+    n_seq_limit: int
+    """The most `n_seq_max` may grow to."""
+    n_outputs: int
+    """Most rows with logits in one decode."""
+    n_swa: int
+    """Width of the sliding window where old cells are really dropped; 0 where every cell is kept."""
+    recurrent: bool
+    """The memory has a state that cannot be rewound (recurrent and hybrid models)."""
+
+
+class Backend(Protocol):
+    """llama.cpp as the engine sees it. Not thread-safe: the engine calls it under its lock."""
+
+    @property
+    def limits(self) -> Limits: ...
+
+    def decode(self, batch: Batch) -> DecodeStatus:
+        """Store the batch and compute the rows it asks for.
+
+        Raises `DecodeError` for everything that is not a `DecodeStatus`; part of the batch may then be stored.
+        """
+        ...
+
+    def logits(self, n_outputs: int) -> npt.NDArray[np.float32]:
+        """`(n_outputs, n_vocab)` in batch order. A view: valid until the next call of any method."""
+        ...
+
+    def embeddings(self, n_outputs: int) -> npt.NDArray[np.float32]:
+        """`(n_outputs, n_embd)`, the last layer's output, in batch order. A view, valid as `logits`."""
+        ...
+
+    def seq_remove(self, seq_id: int, p0: int, p1: int) -> bool:
+        """Forget the positions `[p0, p1)` (`p1 < 0`: to the end). False: refused, and nothing changed."""
+        ...
+
+    def seq_copy(self, source: int, target: int) -> None:
+        """`target`, which must be empty, shares all cells of `source`."""
+        ...
+
+    def pos_min(self, seq_id: int) -> int:
+        """The first position still held, -1 where the sequence is empty."""
+        ...
+
+    def pos_max(self, seq_id: int) -> int:
+        """The last position held, -1 where the sequence is empty."""
+        ...
+
+    def clear(self) -> None:
+        """Forget all sequences; the cells are as in a new context."""
+        ...
+
+    def state_save(self, seq_id: int) -> bytes:
+        """The sequence's KV cells or recurrent state. Raises `StateError`."""
+        ...
+
+    def state_load(self, seq_id: int, state: bytes) -> bool:
+        """Restore into the empty `seq_id`, bit for bit. False: no room; then `seq_id` is empty."""
+        ...
+
+    def grow(self, n_seq_max: int) -> None:
+        """Make a context with that many sequence ids; all that is held stays held, cells stay shared."""
+        ...
+
+    def close(self) -> None:
+        """Free native memory; idempotent. No other method may be called afterwards."""
+        ...

@@ -1,0 +1,328 @@
+"""Doing: one lock, one backend, one pool, and the loop that turns jobs into decodes.
+
+The engine knows nothing of tensors, masks, beams or transformers.
+"""
+
+from __future__ import annotations
+
+import threading
+from array import array
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from .backend import Backend, DecodeStatus
+from .batch import Job, Piece, plan
+from .errors import (
+    CacheFullError,
+    ClosedError,
+    ContextOverflowError,
+    DecodeError,
+    GenerationCancelled,
+    InvalidInputError,
+)
+from .pool import SequencePool
+from .sequence import EMBEDDED, Sequence
+
+__all__ = ["Engine", "Usage"]
+
+Progress = Callable[[int, int], object]
+"""`progress(evaluated, total)` after every decode of a prompt; an answer that is `False` cancels the call."""
+
+
+@dataclass(slots=True)
+class Usage:
+    """What one request cost; counted by the engine, reset by nobody."""
+
+    evaluated_tokens: int = 0
+    reused_tokens: int = 0
+    decode_calls: int = 0
+
+
+class Engine:
+    """Runs jobs on one backend. All methods may be called from any thread.
+
+    `n_ctx` is the most tokens one sequence may hold.
+    """
+
+    def __init__(
+        self, backend: Backend, n_ctx: int, prefix_reuse: bool = True, host_cache_bytes: int = 1 << 30
+    ) -> None:
+        self.backend = backend
+        self.n_ctx = n_ctx
+        self.pool = SequencePool(backend, prefix_reuse, host_cache_bytes)
+        self.lock = threading.RLock()
+        self.closed = False
+
+    # -- requests -----------------------------------------------------------------------------------------------
+
+    def start(
+        self, tokens: list[npt.NDArray[np.int32]], first_output: list[int], usage: Usage
+    ) -> list[tuple[Sequence, int | None]]:
+        """A sequence for each of the new texts `tokens`, holding the longest prefix that is in memory already.
+
+        `first_output[i]`: the first position whose logits are wanted; everything before it may be reused. The second
+        item is `None`, or the index `j < i` of a text in the same call that must be evaluated first, because it shares a
+        longer prefix; `share` then lets this one start from it.
+        """
+        with self.lock:
+            self._ready()
+            made: list[Sequence] = []
+            starts: list[tuple[Sequence, int | None]] = []
+            try:
+                for index, text in enumerate(tokens):
+                    limit = min(first_output[index], len(text) - 1)
+                    _, in_memory = self.pool.match(text, limit)
+                    leader, shared = self._leader(tokens, index, starts)
+                    sequence = self.pool.new()
+                    made.append(sequence)
+                    if leader is not None and shared > in_memory:
+                        starts.append((sequence, leader))
+                        continue
+                    usage.reused_tokens += self.pool.acquire(sequence, text, limit, set(made))
+                    starts.append((sequence, None))
+            except BaseException:
+                for sequence in made:
+                    self.pool.close(sequence)
+                raise
+            return starts
+
+    def share(self, source: Sequence, target: Sequence, length: int, usage: Usage, busy: list[Sequence]) -> int:
+        """Let the empty `target` start with the first `length` tokens of `source`; how many it could take."""
+        with self.lock:
+            self._ready()
+            copied = 0
+            if source.resident and length:
+                copied = self.pool.copy_prefix(source, target, length, {*busy, source, target})
+            usage.reused_tokens += copied
+            return copied
+
+    def fork(self, sequence: Sequence, busy: list[Sequence] | None = None) -> Sequence:
+        with self.lock:
+            self._ready()
+            return self.pool.fork(sequence, {*(busy or ()), sequence})
+
+    def truncate(self, sequence: Sequence, length: int) -> None:
+        with self.lock:
+            self._ready()
+            self.pool.truncate(sequence, length)
+
+    def release(self, sequences: list[Sequence]) -> None:
+        with self.lock:
+            if not self.closed:
+                for sequence in sequences:
+                    self.pool.release(sequence)
+
+    def discard(self, sequences: list[Sequence]) -> None:
+        """Free the cells now; for what nobody will match again, such as beams that lost."""
+        with self.lock:
+            if not self.closed:
+                for sequence in sequences:
+                    self.pool.close(sequence)
+
+    def evaluate(
+        self, jobs: list[Job], usage: Usage, want_embeddings: bool = False, progress: Progress | None = None
+    ) -> None:
+        """Store the jobs' tokens and fill in their `logits` (and `embeddings`).
+
+        All or nothing: after an exception every sequence holds what it held before. What had been evaluated of a text
+        that started empty is kept as an idle sequence, so that asking again goes on from there.
+
+        Raises `ContextOverflowError` before anything is decoded, `CacheFullError`, `DecodeError`,
+        `GenerationCancelled`, and whatever `progress` raises.
+        """
+        with self.lock:
+            self._ready()
+            jobs = [job for job in jobs if len(job.tokens)]
+            for row, job in enumerate(jobs):
+                needed = len(job.sequence) + len(job.tokens)
+                if needed > self.n_ctx:
+                    raise ContextOverflowError(needed, self.n_ctx, row if len(jobs) > 1 else None)
+                self._check_tokens(job)
+            before = [len(job.sequence) for job in jobs]
+            lost: dict[int, array[int]] = {}
+            try:
+                runs = [self._bring_in(job, jobs, lost) for job in jobs]
+                self._run(runs, usage, want_embeddings, progress)
+            except BaseException:
+                self._roll_back(jobs, before, lost)
+                raise
+            for job, run in zip(jobs, runs, strict=True):
+                job.logits, job.embeddings = run.logits, run.embeddings
+
+    # -- life ----------------------------------------------------------------------------------------------------
+
+    def forget(self) -> None:
+        """Drop all idle sequences: the next call finds no prefix."""
+        with self.lock:
+            self._ready()
+            self.pool.forget()
+
+    def check(self) -> None:
+        """Raise `AssertionError` where our books and llama.cpp's memory disagree; for tests."""
+        with self.lock:
+            if not self.closed:
+                self.pool.collect()
+                self.pool.check()
+
+    def close(self) -> None:
+        """Free native memory after the decode that runs now, if any; idempotent."""
+        with self.lock:
+            if not self.closed:
+                self.closed = True
+                self.backend.close()
+
+    def _ready(self) -> None:
+        if self.closed:
+            raise ClosedError("the model was closed; load it again with from_pretrained()")
+        self.pool.collect()
+
+    # -- inside --------------------------------------------------------------------------------------------------
+
+    def _leader(
+        self, tokens: list[npt.NDArray[np.int32]], index: int, starts: list[tuple[Sequence, int | None]]
+    ) -> tuple[int | None, int]:
+        """The earlier text of this call, evaluated in the first wave, that shares the longest prefix with `index`."""
+        best, length = None, 0
+        for other, (_, leader) in enumerate(starts):
+            if leader is not None:
+                continue
+            n = shared_prefix(tokens[other], tokens[index])
+            if self.backend.limits.recurrent and n < len(tokens[other]):
+                n = 0  # a state can be shared only whole
+            if n > length:
+                best, length = other, n
+        return best, length
+
+    def _check_tokens(self, job: Job) -> None:
+        limits = self.backend.limits
+        if job.embeds is not None:
+            if job.embeds.shape != (len(job.tokens), limits.n_embd_inp):
+                raise InvalidInputError(
+                    f"inputs_embeds has vectors of {job.embeds.shape[-1]} numbers; this model takes {limits.n_embd_inp}"
+                )
+            return
+        low, high = int(job.tokens.min()), int(job.tokens.max())
+        if low < 0 or high >= limits.n_vocab:
+            bad = low if low < 0 else high
+            raise InvalidInputError(f"token id {bad} is outside the vocabulary 0 .. {limits.n_vocab - 1}")
+
+    def _bring_in(self, job: Job, jobs: list[Job], lost: dict[int, array[int]]) -> Job:
+        """Make the job's sequence resident. Where its tokens must be evaluated again, they go in front of the new ones."""
+        sequence = job.sequence
+        if sequence.resident:
+            return Job(sequence, job.tokens, job.outputs, job.embeds)
+        busy = {other.sequence for other in jobs}
+        if sequence.state is not None and self.pool.restore(sequence, busy):
+            return Job(sequence, job.tokens, job.outputs, job.embeds)
+        history = sequence.tokens
+        if len(history) == 0:
+            self.pool.take_id(sequence, busy)
+            return Job(sequence, job.tokens, job.outputs, job.embeds)
+        if job.embeds is not None:
+            self._evaluate_history(sequence, busy, lost)
+            return Job(sequence, job.tokens, job.outputs, job.embeds)
+        lost[id(sequence)] = history
+        sequence.tokens = array("i")
+        known = np.array(history, np.int32)
+        reused = self.pool.acquire(sequence, known, len(known), busy)
+        if not sequence.resident:
+            self.pool.take_id(sequence, busy)
+        tokens = np.concatenate([known[reused:], job.tokens])
+        outputs = np.concatenate([np.zeros(len(known) - reused, np.int8), job.outputs])
+        return Job(sequence, tokens, outputs)
+
+    def _evaluate_history(self, sequence: Sequence, busy: set[Sequence], lost: dict[int, array[int]]) -> None:
+        """Tokens and embeddings cannot share a batch, so a parked history is evaluated on its own before embeddings."""
+        history = sequence.tokens
+        lost[id(sequence)] = history
+        sequence.tokens = array("i")
+        known = np.array(history, np.int32)
+        reused = self.pool.acquire(sequence, known, len(known), busy)
+        if not sequence.resident:
+            self.pool.take_id(sequence, busy)
+        rest = known[reused:]
+        self._run([Job(sequence, rest, np.zeros(len(rest), np.int8))] if len(rest) else [], Usage(), False, None)
+
+    def _run(self, jobs: list[Job], usage: Usage, want_embeddings: bool, progress: Progress | None) -> None:
+        limits = self.backend.limits
+        total = sum(len(job.tokens) for job in jobs)
+        done = 0
+        busy = {job.sequence for job in jobs}
+        logits: list[list[npt.NDArray[np.float32]]] = [[] for _ in jobs]
+        hidden: list[list[npt.NDArray[np.float32]]] = [[] for _ in jobs]
+        for batch, pieces in plan(jobs, limits.n_batch, limits.n_outputs, want_embeddings):
+            while (status := self.backend.decode(batch)) is DecodeStatus.NO_SLOT:
+                if not self.pool.make_room(busy):
+                    used = sum(len(sequence) for sequence in busy)
+                    raise CacheFullError(
+                        f"{batch.n_tokens} more tokens do not fit: {len(busy)} sequences with {used} tokens fill the "
+                        f"{limits.n_cells} KV cells. Load the model with a larger n_cells, or use fewer or shorter rows.",
+                        used + batch.n_tokens,
+                        limits.n_cells,
+                    )
+            if status is DecodeStatus.ABORTED:
+                raise DecodeError("llama_decode was aborted by the abort callback", 2)
+            usage.decode_calls += 1
+            usage.evaluated_tokens += batch.n_tokens
+            done += batch.n_tokens
+            _store(jobs, pieces)
+            if batch.n_outputs:
+                _collect(self.backend.logits(batch.n_outputs), pieces, logits)
+                if want_embeddings:
+                    _collect(self.backend.embeddings(batch.n_outputs), pieces, hidden)
+            if progress is not None and progress(done, total) is False:
+                raise GenerationCancelled(done, total)
+        for job, rows, vectors in zip(jobs, logits, hidden, strict=True):
+            job.logits = _joined(rows)
+            job.embeddings = _joined(vectors) if want_embeddings else None
+
+    def _roll_back(self, jobs: list[Job], before: list[int], lost: dict[int, array[int]]) -> None:
+        """Law 2: whatever happened, what llama.cpp holds and what we believe are made equal first."""
+        for job, length in zip(jobs, before, strict=True):
+            sequence = job.sequence
+            if sequence.closed:
+                continue
+            if sequence.resident and not self.backend.seq_remove(self.pool._id(sequence), len(sequence), -1):
+                history = lost.pop(id(sequence), None) or sequence.tokens[:length]
+                self.pool.reset_tokens(sequence, history)
+            elif id(sequence) in lost:
+                self.pool.reset_tokens(sequence, lost[id(sequence)])
+            elif length == 0 and len(sequence) and sequence.resident:
+                self.pool.split_off(sequence)
+            else:
+                self.pool.truncate(sequence, min(length, len(sequence)))
+
+
+def _store(jobs: list[Job], pieces: list[Piece]) -> None:
+    for piece in pieces:
+        job = jobs[piece.index]
+        if job.embeds is not None:
+            job.sequence.tokens.extend([EMBEDDED] * (piece.stop - piece.start))
+        else:
+            job.sequence.tokens.frombytes(np.ascontiguousarray(job.tokens[piece.start : piece.stop]).tobytes())
+
+
+def _collect(
+    rows: npt.NDArray[np.float32], pieces: list[Piece], into: list[list[npt.NDArray[np.float32]]]
+) -> None:
+    at = 0
+    for piece in pieces:
+        if piece.n_outputs:
+            into[piece.index].append(rows[at : at + piece.n_outputs].copy())
+            at += piece.n_outputs
+
+
+def _joined(parts: list[npt.NDArray[np.float32]]) -> npt.NDArray[np.float32] | None:
+    if not parts:
+        return None
+    return parts[0] if len(parts) == 1 else np.concatenate(parts)
+
+
+def shared_prefix(a: npt.NDArray[np.int32], b: npt.NDArray[np.int32]) -> int:
+    """Length of the longest common prefix of two token arrays."""
+    n = min(len(a), len(b))
+    different = np.flatnonzero(a[:n] != b[:n])
+    return int(different[0]) if len(different) else n

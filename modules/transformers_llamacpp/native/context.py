@@ -1,0 +1,251 @@
+"""One llama.cpp context behind the `Backend` interface.
+
+Nothing a caller passes may reach an assert in llama.cpp, because those kill the process: sizes and ids are checked here
+before the call, and every return value is read.
+"""
+
+from __future__ import annotations
+
+import copy
+import ctypes
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ..backend import DecodeStatus, Limits
+from ..batch import Batch
+from ..errors import DecodeError, ModelLoadError, OptionError, StateError
+from .library import llama_cpp, recent_errors
+from .model import NativeModel
+from .params import KV_TYPES
+
+__all__ = ["NativeBackend"]
+
+OUTPUT_BYTES = 64 << 20
+"""Logits of one decode take at most about this much; asking for more rows means more decodes, not more memory."""
+
+CELL_PADDING = 256
+"""llama.cpp rounds the buffer up to this; asking for a multiple avoids its warning."""
+
+
+class NativeBackend:
+    """See `Backend`. `n_cells` KV cells, `n_seq_max` sequence ids; `None` takes 64, or 8 for models with a state."""
+
+    def __init__(self, model: NativeModel, n_cells: int, n_seq_max: int | None = None) -> None:
+        self.model = model
+        self._context: Any = None
+        self._memory: Any = None
+        self._params = copy.copy(model.params.context)
+        self._params.n_ctx = -(-n_cells // CELL_PADDING) * CELL_PADDING
+        limit = int(llama_cpp.llama_max_parallel_sequences())
+        n_seq_max = n_seq_max if n_seq_max is not None else (8 if model.has_state else 64)
+        if not 1 <= n_seq_max <= limit:
+            raise OptionError(f"n_seq_max={n_seq_max} is outside 1 .. {limit}", "n_seq_max")
+        self._make(n_seq_max)
+
+    # -- making and freeing ------------------------------------------------------------------------------------
+
+    def _make(self, n_seq_max: int) -> None:
+        params = self._params
+        params.n_seq_max = n_seq_max
+        params.kv_unified = True
+        if hasattr(params, "n_outputs_max_per_seq") and params.n_outputs_max_per_seq == 1:
+            params.n_outputs_max_per_seq = 0  # the default of 1 is for llama.cpp's own samplers; 0: as n_outputs_max
+        with recent_errors() as lines:
+            context = llama_cpp.llama_init_from_model(self.model.pointer, params)
+        if not context:
+            raise self._explain(lines)
+        self._context = context
+        self._memory = llama_cpp.llama_get_memory(context)
+        if not self._memory:
+            self.close()
+            raise ModelLoadError(f"{self.model.path} has no memory for sequences: it is no causal language model")
+        if self.model.lora is not None:
+            self._set_lora()
+        self._embeddings_on = bool(params.embeddings)
+        self._read_limits(limit=int(llama_cpp.llama_max_parallel_sequences()))
+        self._make_batch(self._limits.n_batch)
+
+    def _explain(self, lines: list[str]) -> ModelLoadError | OptionError:
+        names = {number: name for name, number in KV_TYPES.items()}
+        type_v = names.get(self._params.type_v, str(self._params.type_v))
+        if type_v not in ("f32", "f16", "bf16") and self._params.flash_attn_type == 0:
+            return OptionError(
+                f"type_v={type_v!r} (a quantised V cache) needs flash attention, and flash_attn=False switches it off: "
+                "set flash_attn=True, or type_v='f16'",
+                "type_v",
+            )
+        reason = "; ".join(dict.fromkeys(lines)) or "no reason given, most often too little memory"
+        return ModelLoadError(
+            f"llama.cpp cannot make a context of {self._params.n_ctx} cells for {self.model.path}: {reason}. A smaller "
+            "n_ctx or n_batch needs less memory.",
+            str(self.model.path),
+        )
+
+    def _set_lora(self) -> None:
+        adapters = (llama_cpp.llama_adapter_lora_p_ctypes * 1)(self.model.lora)
+        scales = (ctypes.c_float * 1)(self.model.params.lora_scale)
+        status = llama_cpp.llama_set_adapters_lora(self._context, adapters, 1, scales)
+        if status:
+            raise ModelLoadError(f"llama.cpp cannot use the LoRA {self.model.params.lora_path} (status {status})")
+
+    def _read_limits(self, limit: int) -> None:
+        context, model = self._context, self.model
+        vocab = model.vocab.n_tokens
+        rows = max(1, OUTPUT_BYTES // (4 * vocab))
+        if self._params.n_outputs_max:
+            rows = min(rows, self._params.n_outputs_max)
+        n_batch = int(llama_cpp.llama_n_batch(context))
+        swa_kept = bool(self._params.swa_full)
+        self._limits = Limits(
+            n_vocab=vocab,
+            n_embd=int(llama_cpp.llama_model_n_embd_out(model.pointer)),
+            n_embd_inp=int(llama_cpp.llama_model_n_embd_inp(model.pointer)),
+            n_layer=model.n_layer,
+            n_ctx_train=model.n_ctx_train,
+            n_cells=int(llama_cpp.llama_n_ctx(context)),
+            n_batch=n_batch,
+            n_seq_max=int(llama_cpp.llama_n_seq_max(context)),
+            n_seq_limit=limit,
+            n_outputs=min(rows, n_batch),
+            n_swa=0 if swa_kept else int(llama_cpp.llama_model_n_swa(model.pointer)),
+            recurrent=model.has_state,
+        )
+
+    def _make_batch(self, size: int) -> None:
+        """Arrays for one batch, written through numpy; llama.cpp reads them during the decode only."""
+        self._token = np.zeros(size, np.int32)
+        self._pos = np.zeros(size, np.int32)
+        self._n_seq = np.ones(size, np.int32)
+        self._seq = np.zeros(size, np.int32)
+        self._out = np.zeros(size, np.int8)
+        self._seq_pointers = self._seq.ctypes.data + 4 * np.arange(size, dtype=np.uintp)
+        batch = llama_cpp.llama_batch()
+        fields = dict(batch._fields_)
+        for name, array in (("token", self._token), ("pos", self._pos), ("n_seq_id", self._n_seq),
+                            ("seq_id", self._seq_pointers), ("logits", self._out)):
+            setattr(batch, name, ctypes.cast(array.ctypes.data, fields[name]))
+        self._token_pointer, self._embd_type = batch.token, fields["embd"]
+        self._batch = batch
+
+    def close(self) -> None:
+        if self._context is not None:
+            llama_cpp.llama_free(self._context)
+            self._context = self._memory = None
+
+    # -- what there is -----------------------------------------------------------------------------------------
+
+    @property
+    def limits(self) -> Limits:
+        return self._limits
+
+    def read_back(self) -> dict[str, Any]:
+        """The parameters in force, by field name: asked of llama.cpp where it answers, else as they were passed."""
+        values = {name: getattr(self.model.params.model, name) for name, _ in self.model.params.model._fields_}
+        values |= {name: getattr(self._params, name) for name, _ in self._params._fields_}
+        for name in ("n_ctx", "n_batch", "n_ubatch", "n_seq_max", "n_rs_seq", "n_threads", "n_threads_batch"):
+            function = getattr(llama_cpp, f"llama_{name}", None)
+            if function is not None:
+                values[name] = int(function(self._context))
+        values["pooling_type"] = int(llama_cpp.llama_pooling_type(self._context))
+        return values
+
+    # -- decoding ----------------------------------------------------------------------------------------------
+
+    def decode(self, batch: Batch) -> DecodeStatus:
+        n = batch.n_tokens
+        if not 0 < n <= self._limits.n_batch or batch.n_outputs > self._limits.n_outputs:
+            raise DecodeError(f"a batch of {n} tokens and {batch.n_outputs} rows breaks the limits {self._limits}", -1)
+        if batch.want_embeddings != self._embeddings_on and not self._params.embeddings:
+            llama_cpp.llama_set_embeddings(self._context, batch.want_embeddings)
+            self._embeddings_on = batch.want_embeddings
+        native = self._batch
+        native.n_tokens = n
+        if batch.tokens is not None:
+            self._token[:n] = batch.tokens
+            native.token, native.embd = self._token_pointer, None
+        else:
+            assert batch.embeds is not None
+            native.token, native.embd = None, ctypes.cast(batch.embeds.ctypes.data, self._embd_type)
+        self._pos[:n] = batch.positions
+        self._seq[:n] = batch.seq_ids
+        self._out[:n] = batch.outputs
+        status = int(llama_cpp.llama_decode(self._context, native))
+        if 0 <= status <= 2:
+            return DecodeStatus(status)
+        reason = "the batch is invalid" if status == -1 else "the computation failed"
+        raise DecodeError(f"llama_decode returned {status}: {reason} ({n} tokens)", status)
+
+    def logits(self, n_outputs: int) -> npt.NDArray[np.float32]:
+        return self._view(llama_cpp.llama_get_logits, n_outputs, self._limits.n_vocab)
+
+    def embeddings(self, n_outputs: int) -> npt.NDArray[np.float32]:
+        return self._view(llama_cpp.llama_get_embeddings, n_outputs, self._limits.n_embd)
+
+    def _view(self, function: Any, rows: int, columns: int) -> npt.NDArray[np.float32]:
+        address = ctypes.cast(function(self._context), ctypes.c_void_p).value
+        if not address:
+            raise DecodeError(f"{function.__name__} returned NULL; the last decode has no output rows", -1)
+        memory = (ctypes.c_float * (rows * columns)).from_address(address)
+        return np.frombuffer(memory, np.float32).reshape(rows, columns)
+
+    # -- memory ------------------------------------------------------------------------------------------------
+
+    def _check_id(self, seq_id: int) -> int:
+        if not 0 <= seq_id < self._limits.n_seq_max:
+            raise IndexError(f"sequence id {seq_id} is outside 0 .. {self._limits.n_seq_max - 1}")
+        return seq_id
+
+    def seq_remove(self, seq_id: int, p0: int, p1: int) -> bool:
+        return bool(llama_cpp.llama_memory_seq_rm(self._memory, self._check_id(seq_id), p0, p1))
+
+    def seq_copy(self, source: int, target: int) -> None:
+        llama_cpp.llama_memory_seq_cp(self._memory, self._check_id(source), self._check_id(target), -1, -1)
+
+    def pos_min(self, seq_id: int) -> int:
+        return int(llama_cpp.llama_memory_seq_pos_min(self._memory, self._check_id(seq_id)))
+
+    def pos_max(self, seq_id: int) -> int:
+        return int(llama_cpp.llama_memory_seq_pos_max(self._memory, self._check_id(seq_id)))
+
+    def clear(self) -> None:
+        llama_cpp.llama_memory_clear(self._memory, False)
+
+    def state_save(self, seq_id: int) -> bytes:
+        size = int(llama_cpp.llama_state_seq_get_size(self._context, self._check_id(seq_id)))
+        buffer = (ctypes.c_uint8 * size)()
+        written = int(llama_cpp.llama_state_seq_get_data(self._context, buffer, size, seq_id))
+        if not 0 < written <= size:
+            raise StateError(f"llama.cpp wrote {written} of {size} bytes of sequence {seq_id}")
+        return bytes(buffer[:written]) if written < size else bytes(buffer)
+
+    def state_load(self, seq_id: int, state: bytes) -> bool:
+        buffer = (ctypes.c_uint8 * len(state)).from_buffer_copy(state)
+        read = int(llama_cpp.llama_state_seq_set_data(self._context, buffer, len(state), self._check_id(seq_id)))
+        if read == len(state):
+            return True
+        self.seq_remove(seq_id, -1, -1)
+        return False
+
+    def grow(self, n_seq_max: int) -> None:
+        old = self._limits.n_seq_max
+        if not old < n_seq_max <= self._limits.n_seq_limit:
+            raise IndexError(f"n_seq_max={n_seq_max} is outside {old + 1} .. {self._limits.n_seq_limit}")
+        size = int(llama_cpp.llama_state_get_size(self._context))
+        buffer = (ctypes.c_uint8 * size)()
+        written = int(llama_cpp.llama_state_get_data(self._context, buffer, size))
+        self.close()
+        try:
+            self._make(n_seq_max)
+        except ModelLoadError:
+            self._make(old)
+            self._restore(buffer, written)
+            raise
+        self._restore(buffer, written)
+
+    def _restore(self, buffer: Any, size: int) -> None:
+        read = int(llama_cpp.llama_state_set_data(self._context, buffer, size))
+        if read != size:
+            self.clear()
+            raise StateError(f"llama.cpp restored {read} of {size} bytes of its memory; all sequences were dropped")

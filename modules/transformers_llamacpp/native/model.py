@@ -1,0 +1,154 @@
+"""One GGUF in memory: weights, metadata, vocabulary."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from pathlib import Path
+from typing import Any
+
+from ..errors import ModelLoadError, OptionError
+from .library import init_backend, llama_cpp, recent_errors
+from .params import NativeParams
+from .vocab import NativeVocab
+
+__all__ = ["NativeModel"]
+
+
+class NativeModel:
+    """Owns a `llama_model`.
+
+    `path` is a GGUF file, or the first shard of a split one (llama.cpp finds the others beside it). Raises
+    `ModelLoadError` with llama.cpp's own reason. `close()` frees the weights; contexts made from the model must be closed
+    before.
+    """
+
+    def __init__(self, path: Path, params: NativeParams) -> None:
+        init_backend(params.numa, params.verbose)
+        self.path = path
+        self.params = params
+        self._pointer: Any = None
+        self._lora: Any = None
+        _check_file(path)
+        devices = llama_cpp.llama_max_devices()
+        if not -1 <= params.model.main_gpu < devices:
+            raise OptionError(f"main_gpu={params.model.main_gpu} is outside 0 .. {devices - 1}", "main_gpu")
+        with recent_errors() as lines:
+            self._pointer = llama_cpp.llama_model_load_from_file(os.fsencode(path), params.model)
+        if not self._pointer:
+            reason = "; ".join(dict.fromkeys(lines)) or "no reason given"
+            raise ModelLoadError(f"llama.cpp cannot load {path}: {reason}", str(path))
+        try:
+            self._check_architecture()
+            if params.lora_path is not None:
+                self._load_lora(params.lora_path)
+            self.vocab = NativeVocab(self._pointer, owner=self)
+            self.metadata = self._read_metadata()
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def pointer(self) -> Any:
+        if self._pointer is None:
+            raise ModelLoadError("the model was closed", str(self.path))
+        return self._pointer
+
+    @property
+    def lora(self) -> Any:
+        """The adapter to be set on each context, or `None`."""
+        return self._lora
+
+    def close(self) -> None:
+        if self._lora is not None:
+            llama_cpp.llama_adapter_lora_free(self._lora)
+            self._lora = None
+        if self._pointer is not None:
+            llama_cpp.llama_model_free(self._pointer)
+            self._pointer = None
+
+    def _check_architecture(self) -> None:
+        if llama_cpp.llama_model_has_encoder(self._pointer) or not llama_cpp.llama_model_has_decoder(self._pointer):
+            raise ModelLoadError(f"{self.path} is no decoder-only language model; generate() needs one", str(self.path))
+        if llama_cpp.llama_model_is_diffusion(self._pointer):
+            raise ModelLoadError(f"{self.path} is a diffusion model; generate() needs a causal one", str(self.path))
+
+    def _load_lora(self, path: str) -> None:
+        if not Path(path).is_file():
+            raise ModelLoadError(f"lora_path={path!r} is no file", path)
+        with recent_errors() as lines:
+            self._lora = llama_cpp.llama_adapter_lora_init(self._pointer, os.fsencode(path))
+        if not self._lora:
+            self._lora = None
+            raise ModelLoadError(f"llama.cpp cannot load the LoRA {path}: {'; '.join(lines) or 'no reason given'}", path)
+
+    def _read_metadata(self) -> dict[str, str]:
+        """All metadata that is not an array, as llama.cpp prints it."""
+        metadata = {}
+        for index in range(llama_cpp.llama_model_meta_count(self._pointer)):
+            key = self._text(llama_cpp.llama_model_meta_key_by_index, index)
+            value = self._text(llama_cpp.llama_model_meta_val_str_by_index, index)
+            if key is not None and value is not None:
+                metadata[key] = value
+        return metadata
+
+    def _text(self, function: Any, index: int) -> str | None:
+        size = 256
+        while True:
+            buffer = ctypes.create_string_buffer(size)
+            length = function(self._pointer, index, buffer, size)
+            if length < 0:
+                return None
+            if length < size:
+                return buffer.raw[:length].decode("utf-8", "replace")
+            size = length + 1
+
+    @property
+    def description(self) -> str:
+        buffer = ctypes.create_string_buffer(256)
+        llama_cpp.llama_model_desc(self.pointer, buffer, 256)
+        return buffer.value.decode("utf-8", "replace")
+
+    @property
+    def n_bytes(self) -> int:
+        return int(llama_cpp.llama_model_size(self.pointer))
+
+    @property
+    def n_params(self) -> int:
+        return int(llama_cpp.llama_model_n_params(self.pointer))
+
+    @property
+    def n_ctx_train(self) -> int:
+        return int(llama_cpp.llama_model_n_ctx_train(self.pointer))
+
+    @property
+    def n_embd(self) -> int:
+        return int(llama_cpp.llama_model_n_embd(self.pointer))
+
+    @property
+    def n_layer(self) -> int:
+        return int(llama_cpp.llama_model_n_layer(self.pointer))
+
+    @property
+    def n_head(self) -> int:
+        return int(llama_cpp.llama_model_n_head(self.pointer))
+
+    @property
+    def n_head_kv(self) -> int:
+        return int(llama_cpp.llama_model_n_head_kv(self.pointer))
+
+    @property
+    def has_state(self) -> bool:
+        """Recurrent or hybrid: part of the memory is a state that cannot be rewound."""
+        return bool(
+            llama_cpp.llama_model_is_recurrent(self.pointer) or llama_cpp.llama_model_is_hybrid(self.pointer)
+        )
+
+
+def _check_file(path: Path) -> None:
+    if not path.is_file():
+        raise ModelLoadError(f"{path} is no file", str(path))
+    with path.open("rb") as file:
+        magic = file.read(4)
+    if magic != b"GGUF":
+        raise ModelLoadError(f"{path} is no GGUF file (it starts with {magic!r})", str(path))

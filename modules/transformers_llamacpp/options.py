@@ -1,0 +1,129 @@
+"""One frozen table of the options people set: label, range, unit, help.
+
+The page, the command line and `LlamaCppConfig` read it, so that a range or a help text is written once. It lists our own
+options and the llama.cpp options people set most; every other name the installed binding knows is accepted by
+`LlamaCppConfig` all the same.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+__all__ = ["OPTIONS", "OWN_OPTIONS", "Option", "option", "options_in"]
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """One option. `kind` is the Python type of its value; `minimum` and `maximum` are included in the range."""
+
+    name: str
+    kind: type
+    default: Any
+    group: str
+    help: str
+    label: str
+    minimum: float | None = None
+    maximum: float | None = None
+    step: float | None = None
+    unit: str = ""
+    choices: tuple[str, ...] = ()
+    own: bool = False
+    """True: ours (DESIGN: memory and reuse); False: llama.cpp's or transformers' under its own name."""
+
+    def has_type(self, value: Any) -> bool:
+        """An int will do for a float; a bool is no number."""
+        if isinstance(value, bool):
+            return self.kind is bool
+        return isinstance(value, (int, float) if self.kind is float else self.kind)
+
+    def check(self, value: Any) -> str | None:
+        """What is wrong with `value`, or `None`."""
+        if value is None and self.default is None:
+            return None
+        if not self.has_type(value):
+            return f"{self.name} takes {self.kind.__name__}, not {type(value).__name__} {value!r}"
+        if self.minimum is not None and value < self.minimum:
+            return f"{self.name}={value!r} is below its minimum {self.minimum:g}"
+        if self.maximum is not None and value > self.maximum:
+            return f"{self.name}={value!r} is above its maximum {self.maximum:g}"
+        if self.choices and value not in self.choices:
+            return f"{self.name}={value!r} is not one of {', '.join(self.choices)}"
+        return None
+
+
+GIB = 1 << 30
+UINT32 = 2**32 - 1
+
+OPTIONS: tuple[Option, ...] = (
+    # -- memory and reuse: ours ------------------------------------------------------------------------------
+    Option("n_ctx", int, 4096, "context", "Tokens one conversation may hold, prompt and answer together; 0 takes the "
+           "length the model was trained for.", "Context length", 0, 2**31 - 1, 1, "tokens", own=True),
+    Option("n_cells", int, None, "context", "KV cells shared by all sequences; by default as many as n_ctx. Beams and "
+           "candidates share the cells of their common prefix, so they cost only what differs.", "KV cells", 1,
+           2**31 - 1, 1, "cells", own=True),
+    Option("n_seq_max", int, None, "context", "Sequences at once (64, recurrent and hybrid models 8); grows by itself "
+           "when a call has more rows.", "Sequences", 1, 256, 1, "sequences", own=True),
+    Option("host_cache_bytes", int, GIB, "context", "Host memory for the state of sequences that had to leave the KV "
+           "buffer.", "Host cache", 0, None, 1, "bytes", own=True),
+    Option("prefix_reuse", bool, True, "context", "Start from the longest prefix still in memory instead of evaluating "
+           "the whole prompt. Off: every call is computed in the same cells, warm and cold bit for bit the same.",
+           "Reuse prefixes", own=True),
+    Option("n_sink", int, None, "context", "StreamingLLM: keep this many first tokens and slide the rest when the "
+           "context is full.", "Attention sinks", 0, 2**31 - 1, 1, "tokens", own=True),
+    Option("reuse_min_chunk", int, 0, "context", "Reuse moved chunks of at least this many tokens by shifting their "
+           "positions; 0 is off.", "Smallest moved chunk", 0, 2**31 - 1, 1, "tokens", own=True),
+    Option("state_dir", str, None, "context", "Folder where sequences may be kept on disk.", "State folder", own=True),
+    # -- loading: llama.cpp's -------------------------------------------------------------------------------
+    Option("n_gpu_layers", int, -1, "model", "Layers on the GPU; the rest runs on the CPU. -1: all that there are, "
+           "0: none.", "GPU layers", -1, 2**31 - 1, 1, "layers"),
+    Option("n_threads", int, None, "model", "Threads for one token at a time; by default one per physical core.",
+           "Threads", 1, 512, 1, "threads"),
+    Option("n_threads_batch", int, None, "model", "Threads for prompts; by default as n_threads.", "Prompt threads", 1,
+           512, 1, "threads"),
+    Option("n_batch", int, 512, "model", "Most tokens in one decode of a prompt; a call can be stopped between two.",
+           "Batch size", 1, UINT32, 1, "tokens"),
+    Option("n_ubatch", int, 512, "model", "Tokens llama.cpp computes at once inside a batch; lower needs less memory.",
+           "Micro-batch size", 0, UINT32, 1, "tokens"),
+    Option("type_k", str, "f16", "model", "Type of the K cache.", "K cache type",
+           choices=("f32", "f16", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0", "iq4_nl")),
+    Option("type_v", str, "f16", "model", "Type of the V cache; a quantised one needs flash attention.", "V cache type",
+           choices=("f32", "f16", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0", "iq4_nl")),
+    Option("flash_attn", bool, None, "model", "Flash attention on or off; by default llama.cpp decides.",
+           "Flash attention"),
+    Option("use_mmap", bool, True, "model", "Map the file into memory instead of reading it.", "Memory-map the file"),
+    Option("use_mlock", bool, False, "model", "Keep the model in RAM, never swapped.", "Lock in RAM"),
+    Option("swa_full", bool, True, "model", "Keep all cells of sliding-window models, so that any prefix can be reused; "
+           "off saves memory.", "Full sliding-window cache"),
+    Option("verbose", bool, False, "model", "Show llama.cpp's own log.", "Verbose log"),
+    # -- sampling: transformers' ----------------------------------------------------------------------------
+    Option("temperature", float, 0.8, "sampling", "Higher is more varied, lower more predictable; 0 always takes the "
+           "most likely token.", "Temperature", 0.0, 5.0, 0.01),
+    Option("top_p", float, 0.95, "sampling", "Sample from the smallest set of tokens whose probabilities add up to "
+           "this; 1 is off.", "Top-p", 0.0, 1.0, 0.01),
+    Option("top_k", int, 40, "sampling", "Sample from the k most likely tokens; 0 is off.", "Top-k", 0, 1000, 1,
+           "tokens"),
+    Option("min_p", float, 0.05, "sampling", "Drop tokens less likely than this share of the most likely one; 0 is off.",
+           "Min-p", 0.0, 1.0, 0.01),
+    Option("repetition_penalty", float, 1.0, "sampling", "Above 1 makes tokens that already occurred less likely; 1 is "
+           "off.", "Repetition penalty", 0.5, 2.0, 0.01),
+    Option("seed", int, -1, "sampling", "The same seed gives the same answer again; -1 draws a new one each time.",
+           "Seed", -1, 2**32 - 1, 1),
+    Option("max_new_tokens", int, 512, "sampling", "Most tokens in one answer.", "Max new tokens", 1, 2**31 - 1, 1,
+           "tokens"),
+)
+
+OWN_OPTIONS: dict[str, Option] = {entry.name: entry for entry in OPTIONS if entry.own}
+
+
+def option(name: str) -> Option:
+    """The option called `name`. Raises `KeyError`."""
+    for entry in OPTIONS:
+        if entry.name == name:
+            return entry
+    raise KeyError(name)
+
+
+def options_in(group: str) -> tuple[Option, ...]:
+    """All options of a group: "context", "model" or "sampling", in the order of the table."""
+    return tuple(entry for entry in OPTIONS if entry.group == group)

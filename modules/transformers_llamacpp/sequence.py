@@ -1,0 +1,85 @@
+"""A sequence: which tokens llama.cpp holds, or will hold again, under one sequence id.
+
+It is memory and nothing else: who wants it is a request's business (`cache.py`, `modeling.py`), whether it may stay is the
+pool's (`pool.py`).
+"""
+
+from __future__ import annotations
+
+from array import array
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+
+if TYPE_CHECKING:
+    from .pool import SequencePool
+
+__all__ = ["EMBEDDED", "Sequence", "common_prefix"]
+
+EMBEDDED = -1
+"""Stands in `tokens` for a position that was given as an embedding vector; it equals nothing, not even itself."""
+
+
+class Sequence:
+    """The tokens of one llama.cpp sequence, made by a `SequencePool` and changed through it.
+
+    `tokens` is the text so far; `len(sequence)` its length. The sequence is *resident* while it owns a `seq_id`: then
+    llama.cpp holds exactly `tokens` at positions `[0, len)`. Otherwise it is *parked*: the tokens are known, and so may be
+    the saved `state`; the engine brings it back, from the state or by evaluating the tokens again, before its next decode.
+
+    `held` is true while somebody may go on with it; an idle one waits to be reused as a prefix, or to be evicted.
+    """
+
+    __slots__ = ("_pool", "closed", "held", "last_use", "seq_id", "state", "tokens")
+
+    def __init__(self, pool: SequencePool) -> None:
+        self._pool = pool
+        self.tokens: array[int] = array("i")
+        self.seq_id: int | None = None
+        self.state: bytes | None = None
+        self.held = True
+        self.closed = False
+        self.last_use = 0
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    def __repr__(self) -> str:
+        where = f"seq_id={self.seq_id}" if self.resident else ("saved" if self.state is not None else "parked")
+        return f"Sequence({len(self)} tokens, {where}{', held' if self.held else ''}{', closed' if self.closed else ''})"
+
+    @property
+    def resident(self) -> bool:
+        return self.seq_id is not None
+
+    @property
+    def has_embeddings(self) -> bool:
+        """True where a position came from `inputs_embeds`: such a sequence cannot be evaluated again from its tokens."""
+        return EMBEDDED in self.tokens
+
+    def truncate(self, length: int) -> None:
+        """Forget the tokens from `length` on. Raises `IndexError` if there are fewer."""
+        self._pool.truncate(self, length)
+
+    def fork(self) -> Sequence:
+        """A held copy that shares all cells; either can go on without the other noticing."""
+        return self._pool.fork(self)
+
+    def release(self) -> None:
+        """Nobody goes on with it; it stays a candidate for prefix reuse. Idempotent."""
+        self._pool.release(self)
+
+    def close(self) -> None:
+        """Free its cells now. Idempotent."""
+        self._pool.close(self)
+
+
+def common_prefix(a: array[int], b: npt.NDArray[np.int32], limit: int) -> int:
+    """Length of the longest common prefix, at most `limit`."""
+    n = min(len(a), len(b), limit)
+    if n == 0 or a[0] != b[0]:
+        return 0
+    left = np.frombuffer(a, np.int32, n)  # a view of this call only: an array cannot grow while one is held
+    different = np.flatnonzero((left != b[:n]) | (left == EMBEDDED))
+    return int(different[0]) if len(different) else n

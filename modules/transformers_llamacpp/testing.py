@@ -1,0 +1,177 @@
+"""`FakeBackend`: llama.cpp's memory without llama.cpp, for tests of this package and of yours.
+
+Its logits are a function of the tokens really stored for a sequence, position by position, so that a wrong, missing or
+doubled cell changes them. It counts cells, refuses what a recurrent memory refuses, drops what a sliding window drops,
+and fails when told to.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence as List
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+import numpy.typing as npt
+
+from .backend import DecodeStatus, Limits
+from .batch import Batch
+from .errors import DecodeError
+
+__all__ = ["FakeBackend", "fake_logits"]
+
+
+@dataclass(slots=True)
+class _Cell:
+    token: int
+    position: int
+    owners: set[int] = field(default_factory=set)
+
+
+def fake_logits(tokens: List[int], n_vocab: int) -> npt.NDArray[np.float32]:
+    """What the fake answers after `tokens`: `(n_vocab,)`, equal for equal texts and for nothing else."""
+    digest = hashlib.blake2b(np.asarray(tokens, np.int64).tobytes(), digest_size=8).digest()
+    return np.random.default_rng(int.from_bytes(digest, "little")).standard_normal(n_vocab, np.float32)
+
+
+class FakeBackend:
+    """A `Backend` in plain Python.
+
+    `window` > 0: a decode silently drops cells that no later token attends to, as `swa_full=False` does. `recurrent`:
+    the memory is one state per sequence; only whole sequences can be removed. `fail_next(status, stored)` makes the next
+    decode store `stored` tokens and then return `status` (2) or raise (below 0).
+    """
+
+    def __init__(
+        self,
+        n_vocab: int = 32,
+        n_cells: int = 64,
+        n_batch: int = 8,
+        n_seq_max: int = 4,
+        n_seq_limit: int = 16,
+        n_outputs: int = 8,
+        window: int = 0,
+        recurrent: bool = False,
+    ) -> None:
+        self._limits = Limits(
+            n_vocab=n_vocab, n_embd=4, n_embd_inp=4, n_layer=2, n_ctx_train=n_cells, n_cells=n_cells, n_batch=n_batch,
+            n_seq_max=n_seq_max, n_seq_limit=n_seq_limit, n_outputs=n_outputs, n_swa=window, recurrent=recurrent,
+        )  # fmt: skip
+        self.cells: list[_Cell] = []
+        self.decodes = 0
+        self.decoded_tokens = 0
+        self.closed = False
+        self._rows: list[npt.NDArray[np.float32]] = []
+        self._failure: tuple[int, int] | None = None
+
+    @property
+    def limits(self) -> Limits:
+        return self._limits
+
+    def fail_next(self, status: int, stored: int = 0) -> None:
+        self._failure = (status, stored)
+
+    def text(self, seq_id: int) -> list[int]:
+        """The tokens stored for a sequence, by position."""
+        return [cell.token for cell in self._of(seq_id)]
+
+    def decode(self, batch: Batch) -> DecodeStatus:
+        assert not self.closed
+        assert 0 < batch.n_tokens <= self._limits.n_batch and batch.n_outputs <= self._limits.n_outputs
+        assert batch.n_outputs == int(np.count_nonzero(batch.outputs))
+        if len(self.cells) + batch.n_tokens > self._limits.n_cells:
+            return DecodeStatus.NO_SLOT
+        status, stored = self._failure or (0, batch.n_tokens)
+        self._failure = None
+        self._rows = []
+        for index in range(min(stored, batch.n_tokens)):
+            seq_id, position = int(batch.seq_ids[index]), int(batch.positions[index])
+            if not 0 <= seq_id < self._limits.n_seq_max or position != self.pos_max(seq_id) + 1:
+                raise DecodeError(f"position {position} does not follow {self.pos_max(seq_id)} in sequence {seq_id}", -1)
+            token = int(batch.tokens[index]) if batch.tokens is not None else self._embedded(batch, index)
+            self.cells.append(_Cell(token, position, {seq_id}))
+            if batch.outputs[index]:
+                self._rows.append(fake_logits(self._seen(seq_id), self._limits.n_vocab))
+        self._slide()
+        if status < 0:
+            raise DecodeError(f"told to fail with {status}", status)
+        if status == 0:
+            self.decodes += 1
+            self.decoded_tokens += batch.n_tokens
+        return DecodeStatus(status)
+
+    def logits(self, n_outputs: int) -> npt.NDArray[np.float32]:
+        assert n_outputs == len(self._rows), f"{n_outputs} rows asked for, {len(self._rows)} computed"
+        return np.stack(self._rows)
+
+    def embeddings(self, n_outputs: int) -> npt.NDArray[np.float32]:
+        return self.logits(n_outputs)[:, : self._limits.n_embd]
+
+    def seq_remove(self, seq_id: int, p0: int, p1: int) -> bool:
+        first, last = self.pos_min(seq_id), self.pos_max(seq_id)
+        p0, p1 = max(p0, 0), p1 if p1 >= 0 else last + 1
+        if self._limits.recurrent and p0 <= last and not (p0 <= first and p1 > last):
+            return False
+        self._drop(seq_id, lambda position: p0 <= position < p1)
+        return True
+
+    def seq_copy(self, source: int, target: int) -> None:
+        assert self.pos_max(target) == -1, f"sequence {target} is not empty"
+        for cell in self.cells:
+            if source in cell.owners:
+                cell.owners.add(target)
+
+    def pos_min(self, seq_id: int) -> int:
+        return min((cell.position for cell in self._of(seq_id)), default=-1)
+
+    def pos_max(self, seq_id: int) -> int:
+        return max((cell.position for cell in self._of(seq_id)), default=-1)
+
+    def clear(self) -> None:
+        self.cells.clear()
+
+    def state_save(self, seq_id: int) -> bytes:
+        return np.array([(c.token, c.position) for c in self._of(seq_id)], np.int64).tobytes()
+
+    def state_load(self, seq_id: int, state: bytes) -> bool:
+        assert self.pos_max(seq_id) == -1, f"sequence {seq_id} is not empty"
+        rows = np.frombuffer(state, np.int64).reshape(-1, 2)
+        if len(self.cells) + len(rows) > self._limits.n_cells:
+            return False
+        self.cells.extend(_Cell(int(token), int(position), {seq_id}) for token, position in rows)
+        return True
+
+    def grow(self, n_seq_max: int) -> None:
+        assert self._limits.n_seq_max < n_seq_max <= self._limits.n_seq_limit
+        self._limits = replace(self._limits, n_seq_max=n_seq_max)
+
+    def close(self) -> None:
+        self.closed = True
+
+    def _of(self, seq_id: int) -> list[_Cell]:
+        return sorted((c for c in self.cells if seq_id in c.owners), key=lambda c: c.position)
+
+    def _seen(self, seq_id: int) -> list[int]:
+        """What the newest token attends to. A cell that a window should still hold and does not is a -2."""
+        held = {cell.position: cell.token for cell in self._of(seq_id)}
+        last = max(held)
+        first = max(0, last + 1 - self._limits.n_swa) if self._limits.n_swa else 0
+        return [last, *(held.get(position, -2) for position in range(first, last + 1))]
+
+    def _embedded(self, batch: Batch, index: int) -> int:
+        assert batch.embeds is not None
+        return int.from_bytes(hashlib.blake2b(batch.embeds[index].tobytes(), digest_size=4).digest(), "little")
+
+    def _drop(self, seq_id: int, where: object) -> None:
+        assert callable(where)
+        for cell in self.cells:
+            if seq_id in cell.owners and where(cell.position):
+                cell.owners.discard(seq_id)
+        self.cells = [cell for cell in self.cells if cell.owners]
+
+    def _slide(self) -> None:
+        if not self._limits.n_swa:
+            return
+        for seq_id in {owner for cell in self.cells for owner in cell.owners}:
+            oldest = self.pos_max(seq_id) + 1 - self._limits.n_swa
+            self._drop(seq_id, lambda position, oldest=oldest: position < oldest)
