@@ -1,0 +1,318 @@
+"""`LlamaCppCache`: transformers' view of a batch (rows, columns, padding) over llama.cpp's view (sequences of tokens).
+
+A *column* is a position in transformers' padded tensors; a *token* is what a sequence really holds. Padding never reaches
+llama.cpp: a row with a mask holds exactly its unmasked tokens at contiguous positions, which is what transformers computes
+from the same mask.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from transformers import Cache
+
+from . import compat
+from .engine import Engine, Usage
+from .errors import ClosedError, InvalidInputError, UnsupportedFeatureError
+from .rows import Feed, feed
+from .sequence import Sequence
+
+if TYPE_CHECKING:
+    from .modeling import LlamaCppForCausalLM
+
+__all__ = ["LlamaCppCache"]
+
+
+@dataclass(slots=True)
+class Row:
+    """One row of the batch. `mask`: one byte per column, 0 for padding; `None` while there is none."""
+
+    sequence: Sequence
+    mask: bytearray | None = None
+
+    def tokens_in(self, columns: int) -> int:
+        """How many tokens the first `columns` columns hold."""
+        return columns if self.mask is None else self.mask[:columns].count(1)
+
+
+class LlamaCppCache(Cache):
+    """A `transformers.Cache` over llama.cpp sequences, one per batch row.
+
+    Pass it to `model(...)` or `model.generate(...)` to go on where an earlier call stopped. It is never taken away: if a
+    row had to leave the KV buffer, it is brought back from host memory or by evaluating its tokens again. `close()` gives
+    its sequences back to the pool, where they stay candidates for prefix reuse; so does garbage collection.
+
+    All methods that change rows (`crop`, `reorder_cache`, `batch_repeat_interleave`, `batch_select_indices`) work by
+    reference: rows that share a prefix share its cells. Not for use from two threads at once.
+    """
+
+    is_compileable = False
+    is_croppable = True
+    is_initialized = True
+
+    def __init__(self, model: LlamaCppForCausalLM) -> None:
+        self._setup(model.engine, model.config.num_hidden_layers)
+
+    def _setup(self, engine: Engine, n_layer: int) -> None:
+        self.layers: list[Any] = []
+        self.layer_class_to_replicate = None
+        self.offloading = False
+        self._engine = engine
+        self._n_layer = n_layer
+        self._rows: list[Row] = []
+        self._columns = 0
+        self._closed = False
+        self._finalizer = weakref.finalize(self, _leave_behind, engine, self._rows)
+        self._finalizer.atexit = False
+
+    # -- what transformers asks --------------------------------------------------------------------------------
+
+    def get_seq_length(self, layer_idx: int = 0) -> int:
+        """Columns so far, padding included."""
+        return self._columns
+
+    def get_max_length(self, layer_idx: int | None = None) -> int:
+        return self._engine.n_ctx
+
+    def get_max_cache_shape(self, layer_idx: int = 0) -> int:
+        return self._engine.n_ctx
+
+    def get_mask_sizes(self, query_length: int, layer_idx: int = 0) -> tuple[int, int]:
+        return self._columns + query_length, 0
+
+    def get_query_offset(self, layer_idx: int = 0) -> int:
+        return self._columns
+
+    @property
+    def batch_size(self) -> int:
+        """Rows, -1 before the first tokens."""
+        return len(self._rows) or -1
+
+    @property
+    def max_batch_size(self) -> int:
+        return self.batch_size
+
+    @property
+    def is_sliding(self) -> list[bool]:
+        return [False] * self._n_layer
+
+    @property
+    def is_linear(self) -> list[bool]:
+        return [False] * self._n_layer
+
+    @property
+    def is_dummy(self) -> list[bool]:
+        return [False] * self._n_layer
+
+    def has_previous_state(self, layer_idx: int | None = None, state_idx: int | None = None) -> bool:
+        return self._columns > 0
+
+    def activate_past_recording(self) -> None:
+        """Nothing to switch on: the engine can always go back."""
+
+    def is_recording_past(self, layer_idx: int = 0) -> bool:
+        return True
+
+    def __len__(self) -> int:
+        return self._n_layer
+
+    def __bool__(self) -> bool:
+        return True
+
+    def __repr__(self) -> str:
+        state = "closed" if self._closed else f"{len(self._rows)} rows x {self._columns} columns"
+        return f"LlamaCppCache({state})"
+
+    def update(self, *args: Any, **kwargs: Any) -> Any:
+        raise UnsupportedFeatureError(
+            "keys and values live inside llama.cpp; a LlamaCppCache works with a LlamaCppForCausalLM only", "update"
+        )
+
+    # -- rows ----------------------------------------------------------------------------------------------------
+
+    @property
+    def n_tokens(self) -> int:
+        """Tokens that all rows hold together, padding left out."""
+        return sum(len(row.sequence) for row in self._rows)
+
+    @property
+    def has_embeddings(self) -> bool:
+        return any(row.sequence.has_embeddings for row in self._rows)
+
+    def row_lengths(self, n_rows: int) -> list[int]:
+        """Tokens that each row holds; `n_rows` zeros before the first ones."""
+        return [len(row.sequence) for row in self._rows] or [0] * n_rows
+
+    def tokens(self, row: int) -> list[int]:
+        """The tokens that row holds, padding left out; -1 stands for a position given by `inputs_embeds`."""
+        return list(self._rows[row].sequence.tokens)
+
+    def crop(self, argument: int) -> None:  # type: ignore[override]
+        """Shorten all rows, with the meaning of the number that the installed transformers gives it:
+
+        up to 5.13 `x >= 0` keeps `x` columns and `-x` removes `x`; 5.14 to 5.23 `x > 0` keeps and `x <= 0` removes; from
+        5.24 on only removal, `x <= 0`.
+        """
+        self.truncate(compat.crop_length(self._columns, argument))
+
+    def truncate(self, columns: int) -> None:
+        """Keep the first `columns` columns of every row."""
+        self._alive()
+        if not 0 <= columns <= self._columns:
+            raise InvalidInputError(f"cannot keep {columns} of {self._columns} columns")
+        if columns == self._columns:
+            return
+        for row in self._rows:
+            self._engine.truncate(row.sequence, row.tokens_in(columns))
+            if row.mask is not None:
+                del row.mask[columns:]
+        self._columns = columns
+
+    def reorder_cache(self, beam_idx: torch.Tensor) -> None:
+        """Row `i` becomes what row `beam_idx[i]` was; a row that is asked for twice is forked."""
+        self._select(beam_idx.tolist())
+
+    def batch_repeat_interleave(self, repeats: int) -> None:
+        self._select([row for row in range(len(self._rows)) for _ in range(repeats)])
+
+    def batch_select_indices(self, indices: torch.Tensor) -> None:
+        if indices.dtype == torch.bool:
+            indices = indices.nonzero()[:, 0]
+        self._select(indices.tolist())
+
+    def _select(self, indices: list[int]) -> None:
+        self._alive()
+        rows = self._rows
+        if not rows or indices == list(range(len(rows))):
+            return
+        indices = [range(len(rows))[index] for index in indices]  # negative ones count from the end; IndexError
+        with self._engine.lock:
+            used = set(indices)
+            self._engine.discard([row.sequence for index, row in enumerate(rows) if index not in used])
+            chosen: list[Row] = []
+            for index in indices:
+                row = rows[index]
+                if index in used:
+                    used.remove(index)
+                    chosen.append(row)
+                    continue
+                busy = [other.sequence for other in (*rows, *chosen)]
+                mask = None if row.mask is None else bytearray(row.mask)
+                chosen.append(Row(self._engine.fork(row.sequence, busy), mask))
+            rows[:] = chosen
+
+    def reset(self) -> None:
+        """Empty, as after construction."""
+        self._alive()
+        self._engine.release([row.sequence for row in self._rows])
+        self._rows.clear()
+        self._columns = 0
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> LlamaCppCache:
+        """By reference: the copy shares all cells, and either can go on."""
+        self._alive()
+        copy = LlamaCppCache.__new__(LlamaCppCache)
+        copy._setup(self._engine, self._n_layer)
+        with self._engine.lock:
+            for row in self._rows:
+                mask = None if row.mask is None else bytearray(row.mask)
+                copy._rows.append(Row(self._engine.fork(row.sequence, [r.sequence for r in self._rows]), mask))
+        copy._columns = self._columns
+        memo[id(self)] = copy
+        return copy
+
+    def __copy__(self) -> LlamaCppCache:
+        return self.__deepcopy__({})
+
+    def __reduce__(self) -> Any:
+        raise UnsupportedFeatureError("a LlamaCppCache cannot be pickled: its cells are llama.cpp's", "pickle")
+
+    # -- life ----------------------------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """Give the rows back; idempotent. Any other use afterwards is a `ClosedError`."""
+        if not self._closed:
+            self._closed = True
+            self._finalizer.detach()
+            self._engine.release([row.sequence for row in self._rows])
+            self._rows.clear()
+            self._columns = 0
+
+    def _alive(self) -> None:
+        if self._closed:
+            raise ClosedError("this cache was closed; make a new one with LlamaCppCache(model)")
+
+    # -- going on ------------------------------------------------------------------------------------------------
+
+    def matches(self, ids: npt.NDArray[np.int64], mask: npt.NDArray[np.bool_] | None) -> int:
+        """How many leading columns of `ids` (and `mask`) are what this cache holds already."""
+        limit = min(self._columns, ids.shape[1])
+        for index, row in enumerate(self._rows):
+            real = self._past_mask(row)[:limit]
+            stored = np.full(limit, -1, np.int64)
+            stored[real] = np.array(row.sequence.tokens[: int(real.sum())], np.int64)
+            same = (stored == ids[index, :limit]) | ~real
+            if mask is not None:
+                same &= mask[index, :limit] == real
+            if not same.all():
+                limit = int(np.argmin(same))
+        return limit
+
+    def feed(
+        self, feed_: Feed, past_mask: npt.NDArray[np.bool_] | None, usage: Usage
+    ) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.float32] | None]:
+        """Store new columns; logits `(rows, kept, n_vocab)` and, if asked for, the last hidden state
+        `(rows, columns, n_embd)`. All or nothing. `past_mask` is what the caller believes about the columns so far.
+        """
+        self._alive()
+        if self._rows and len(self._rows) != feed_.n_rows:
+            raise InvalidInputError(
+                f"the cache has {len(self._rows)} rows and the input {feed_.n_rows}: use "
+                "cache.batch_repeat_interleave(n), or a cache of its own for each batch"
+            )
+        self._check_past(past_mask)
+        sequences: list[Sequence | None] = [row.sequence for row in self._rows] or [None] * feed_.n_rows
+        after, logits, hidden = feed(self._engine, sequences, feed_, usage)
+        self._remember(after, feed_)
+        return logits, hidden
+
+    def _remember(self, sequences: list[Sequence], feed_: Feed) -> None:
+        if not self._rows:
+            self._rows.extend(Row(sequence) for sequence in sequences)
+        for index, row in enumerate(self._rows):
+            if row.sequence is not sequences[index]:  # an empty one that was given a start from memory
+                self._engine.discard([row.sequence])
+                row.sequence = sequences[index]
+            new = None if feed_.mask is None else feed_.mask[index]
+            if row.mask is None and new is not None and not new.all():
+                row.mask = bytearray(b"\1" * self._columns)
+            if row.mask is not None:
+                row.mask += b"\1" * feed_.n_columns if new is None else new.astype(np.uint8).tobytes()
+        self._columns += feed_.n_columns
+
+    def _past_mask(self, row: Row) -> npt.NDArray[np.bool_]:
+        if row.mask is None:
+            return np.ones(self._columns, np.bool_)
+        return np.frombuffer(bytes(row.mask), np.uint8).astype(np.bool_)
+
+    def _check_past(self, past_mask: npt.NDArray[np.bool_] | None) -> None:
+        if past_mask is None or not self._rows:
+            return
+        for index, row in enumerate(self._rows):
+            given = past_mask[index]
+            same = given.all() if row.mask is None else np.array_equal(given, self._past_mask(row))
+            if not same:
+                raise InvalidInputError(
+                    f"row {index}: the attention mask of the {self._columns} columns in the cache differs from the one "
+                    "they were stored with; a column cannot be masked or unmasked afterwards"
+                )
+
+
+def _leave_behind(engine: Engine, rows: Iterable[Row]) -> None:
+    engine.pool.release_later([row.sequence for row in rows])

@@ -1,0 +1,237 @@
+"""`generate()`: transformers' own, told about our cache, our limits and our statistics."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from transformers import GenerationConfig
+
+from . import compat
+from .cache import LlamaCppCache
+from .errors import ContextOverflowError, InvalidInputError
+from .request import Request, current_request
+
+if TYPE_CHECKING:
+    from .native import NativeModel
+
+__all__ = ["LlamaCppGenerationMixin", "default_generation_config"]
+
+logger = logging.getLogger(__name__)
+
+SAMPLING_KEYS = {
+    "general.sampling.temp": ("temperature", float),
+    "general.sampling.top_k": ("top_k", int),
+    "general.sampling.top_p": ("top_p", float),
+    "general.sampling.min_p": ("min_p", float),
+    "general.sampling.penalty_repeat": ("repetition_penalty", float),
+}
+"""Sampling defaults some GGUFs carry, and what transformers calls them."""
+
+
+def default_generation_config(native: NativeModel) -> GenerationConfig:
+    """End, pad and start tokens as llama.cpp reports them, and the sampling defaults the file carries."""
+    vocab = native.vocab
+    values: dict[str, Any] = {}
+    for key, (name, kind) in SAMPLING_KEYS.items():
+        if key in native.metadata:
+            try:
+                values[name] = kind(float(native.metadata[key]))
+            except ValueError:
+                logger.warning("%s = %r in %s is no number and is ignored", key, native.metadata[key], native.path.name)
+    if values.get("temperature", None) == 0:
+        del values["temperature"]  # 0 means greedy, which is the default
+    elif "temperature" in values or "top_k" in values or "top_p" in values or "min_p" in values:
+        values["do_sample"] = True
+    pad = vocab.pad_id if vocab.pad_id is not None else vocab.eos_id
+    return GenerationConfig(
+        bos_token_id=vocab.bos_id, eos_token_id=list(vocab.eog_ids) or None, pad_token_id=pad, **values
+    )
+
+
+class LlamaCppGenerationMixin:
+    """Goes before `GenerationMixin`. `generate()` takes everything transformers' does, and `prompt_progress=`."""
+
+    @torch.no_grad()
+    def generate(self, inputs: Any = None, generation_config: Any = None, *args: Any, **kwargs: Any) -> Any:
+        """See `transformers.GenerationMixin.generate`; every argument is its own, but for:
+
+        prompt_progress: `callable(evaluated, total)`, called after every decode of the prompt with the tokens evaluated so
+            far and to be evaluated in all (reused ones are not counted). Returning `False` stops the call with
+            `GenerationCancelled`; what was evaluated is kept for the next call with this prompt.
+        cache, past_key_values: a `LlamaCppCache`, under either name on every release. The input may be the whole history
+            (what differs from the cache is evaluated, nothing else), or only the new tokens together with an
+            `attention_mask` of the whole length.
+
+        Afterwards `model.last_stats` says what the call did; with `return_dict_in_generate=True` so does `output.stats`,
+        which is this call's own when several run at once.
+        """
+        request = Request(prompt_progress=kwargs.pop("prompt_progress", None))
+        cache = compat.take_cache(kwargs)
+        if cache is not None:
+            self._align(cache, inputs, kwargs)
+            compat.with_cache(kwargs, cache)
+        self._measure(inputs, kwargs, cache, request)
+        token = current_request.set(request)
+        output = None
+        try:
+            output = super().generate(inputs, generation_config, *args, **kwargs)  # type: ignore[misc]
+            return output
+        finally:
+            current_request.reset(token)
+            kept = compat.cache_of(output) if output is not None and not isinstance(output, torch.Tensor) else None
+            for own in request.caches:
+                if own is not kept:
+                    own.close()
+            self.last_stats = stats = request.stats(_new_tokens(output, request))
+            if output is not None and not isinstance(output, torch.Tensor):
+                output.stats = stats
+
+    def _align(self, cache: Any, inputs: Any, kwargs: dict[str, Any]) -> None:
+        """Make a passed-in cache hold a strict prefix of the input, where the input is the whole history."""
+        if not isinstance(cache, LlamaCppCache):
+            raise InvalidInputError(
+                f"a LlamaCppForCausalLM needs a LlamaCppCache, not a {type(cache).__name__}: LlamaCppCache(model)"
+            )
+        ids = inputs if inputs is not None else kwargs.get("input_ids")
+        mask = kwargs.get("attention_mask")
+        past = cache.get_seq_length()
+        if not isinstance(ids, torch.Tensor) or ids.ndim != 2 or not past or not ids.shape[1] or cache.has_embeddings:
+            return
+        if mask is not None and mask.shape[-1] != ids.shape[1]:
+            return  # only the new tokens, and a mask of the whole length
+        rows = ids.shape[0]
+        if cache.batch_size not in (1, rows) and rows != 1:
+            return  # forward() explains
+        if cache.batch_size == 1 and rows > 1:
+            cache.batch_repeat_interleave(rows)
+        if cache.batch_size > 1 and rows == 1:
+            return
+        known = cache.matches(ids.cpu().numpy(), None if mask is None else mask.cpu().numpy() != 0)
+        if known == 0:
+            logger.warning(
+                "the input shares no token with the %d columns of the cache and is taken as a new text; to go on with new "
+                "tokens only, pass an attention_mask of the whole length (%d)", past, past + ids.shape[1]
+            )  # fmt: skip
+        cache.truncate(min(known, ids.shape[1] - 1))
+
+    def _measure(self, inputs: Any, kwargs: dict[str, Any], cache: LlamaCppCache | None, request: Request) -> None:
+        """How many tokens the longest row has, which is what counts against `n_ctx`."""
+        ids = next((x for x in (inputs, kwargs.get("input_ids"), kwargs.get("inputs_embeds")) if x is not None), None)
+        if not isinstance(ids, torch.Tensor) or ids.ndim < 2:
+            return
+        mask = kwargs.get("attention_mask")
+        if mask is not None and mask.ndim == 2 and mask.shape[0]:
+            request.longest_row = int((mask != 0).sum(dim=1).max())
+        else:
+            request.longest_row = ids.shape[1]
+
+    # -- hooks of GenerationMixin ----------------------------------------------------------------------------------
+
+    def prepare_inputs_for_generation(
+        self,
+        input_ids: torch.Tensor,
+        next_sequence_length: int | None = None,
+        attention_mask: torch.Tensor | None = None,
+        inputs_embeds: torch.Tensor | None = None,
+        is_first_iteration: bool | None = False,
+        **kwargs: Any,
+    ) -> dict[str, Any]:
+        """What `forward` needs for the next step; no positions and no 4D masks, which llama.cpp makes itself."""
+        if inputs_embeds is not None and is_first_iteration:
+            if next_sequence_length is not None:
+                inputs_embeds = inputs_embeds[:, -next_sequence_length:]
+            model_inputs: dict[str, Any] = {"inputs_embeds": inputs_embeds}
+        else:
+            model_inputs = {
+                "input_ids": input_ids if next_sequence_length is None else input_ids[:, -next_sequence_length:]
+            }
+        if attention_mask is not None:
+            model_inputs["attention_mask"] = attention_mask
+        kwargs.pop("position_ids", None)
+        kwargs.pop("labels", None)
+        return model_inputs | kwargs
+
+    def _prepare_cache_for_generation(
+        self, generation_config: Any, model_kwargs: dict[str, Any], *args: Any, **kwargs: Any
+    ) -> None:
+        request = current_request.get()
+        if request is not None:
+            request.generation_config = generation_config
+        implementation = generation_config.cache_implementation
+        if implementation not in (None, "dynamic"):
+            raise ValueError(
+                f"cache_implementation={implementation!r} does not apply: the cache is llama.cpp's. Its types are set at "
+                "loading: LlamaCppConfig(type_k=..., type_v=...)"
+            )
+        given = model_kwargs.get(compat.CACHE_NAME)
+        if given is not None:
+            given._is_user_defined = True
+            return
+        if generation_config.use_cache is False:
+            return
+        cache = LlamaCppCache(self)  # type: ignore[arg-type]
+        model_kwargs[compat.CACHE_NAME] = cache
+        if request is not None:
+            request.caches.append(cache)
+
+    def _supports_default_dynamic_cache(self) -> bool:  # type: ignore[override]
+        return True
+
+    def _expand_inputs_for_generation(
+        self, expand_size: int = 1, is_encoder_decoder: bool = False, input_ids: Any = None, **model_kwargs: Any
+    ) -> Any:
+        """Beams and return sequences multiply the rows of the input; those of a passed-in cache must follow."""
+        cache = model_kwargs.get(compat.CACHE_NAME)
+        if isinstance(cache, LlamaCppCache) and input_ids is not None and cache.batch_size == input_ids.shape[0]:
+            cache.batch_repeat_interleave(expand_size)
+        return super()._expand_inputs_for_generation(  # type: ignore[misc]
+            expand_size=expand_size, is_encoder_decoder=is_encoder_decoder, input_ids=input_ids, **model_kwargs
+        )
+
+    def _prepare_generated_length(self, generation_config: Any, *args: Any, **kwargs: Any) -> Any:
+        """Stop at `n_ctx` as transformers stops at `max_length`; a prompt that leaves no room is an error at once."""
+        generation_config = super()._prepare_generated_length(generation_config, *args, **kwargs)  # type: ignore[misc]
+        request = current_request.get()
+        length = kwargs.get("input_ids_length", 0)
+        if request is None or request.longest_row is None:
+            return generation_config
+        n_ctx = self.engine.n_ctx  # type: ignore[attr-defined]
+        room = n_ctx - request.longest_row
+        if room < 1:
+            raise ContextOverflowError(request.longest_row + 1, n_ctx)
+        if generation_config.max_length > length + room:
+            logger.warning(
+                "generation will stop after %d new tokens, where the context of n_ctx=%d is full; %d were allowed",
+                room, n_ctx, generation_config.max_length - length,
+            )  # fmt: skip
+            generation_config.max_length = length + room
+        return generation_config
+
+    def _prefill(self, input_ids: Any, generation_config: Any, model_kwargs: Any, *args: Any, **kwargs: Any) -> Any:
+        """`prefill_chunk_size` is the size of a decode here: the engine cuts prompts anyway, on every release alike."""
+        request = current_request.get()
+        chunk = generation_config.prefill_chunk_size
+        if request is not None:
+            request.input_length = input_ids.shape[1]
+            request.n_batch = chunk
+        generation_config.prefill_chunk_size = None
+        try:
+            return super()._prefill(input_ids, generation_config, model_kwargs, *args, **kwargs)  # type: ignore[misc]
+        finally:
+            generation_config.prefill_chunk_size = chunk
+
+
+def _new_tokens(output: Any, request: Request) -> int:
+    """Generated tokens of all returned rows, up to and including each row's first end token."""
+    if output is None:
+        return 0
+    sequences = output if isinstance(output, torch.Tensor) else output.sequences
+    new = sequences[:, request.input_length :].cpu().numpy()
+    ends = getattr(request.generation_config, "_eos_token_tensor", None)
+    if ends is None or not new.size:
+        return int(new.size)
+    ended = np.isin(new, ends.cpu().numpy())
+    return int(np.where(ended.any(axis=1), ended.argmax(axis=1) + 1, new.shape[1]).sum())

@@ -1,0 +1,47 @@
+"""Hidden states as far as llama.cpp gives them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from .errors import UnsupportedFeatureError
+
+__all__ = ["LastHiddenState"]
+
+
+class LastHiddenState(tuple):  # type: ignore[type-arg]
+    """`hidden_states` of an output: `n_layer + 1` entries as in transformers, of which the last one is there.
+
+    `hidden_states[-1]` is float32 `(batch, length, hidden_size)`, llama.cpp's last-layer output after the final norm, equal
+    to transformers' `hidden_states[-1]`. Any other entry raises `UnsupportedFeatureError`; no zeros stand in for it.
+    """
+
+    _n_layer: int
+
+    def __new__(cls, last: torch.Tensor, n_layer: int) -> LastHiddenState:
+        self = super().__new__(cls, (last,))
+        self._n_layer = n_layer
+        return self
+
+    def __len__(self) -> int:
+        return self._n_layer + 1
+
+    def __getitem__(self, index: Any) -> Any:
+        if isinstance(index, int):
+            position = range(len(self))[index]
+            if position == self._n_layer:
+                return super().__getitem__(0)
+            raise UnsupportedFeatureError(
+                f"hidden state {position} of {len(self)}: llama.cpp gives the last one only, hidden_states[-1]",
+                "output_hidden_states",
+            )
+        return tuple(self[position] for position in range(len(self))[index])
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter([self[position] for position in range(len(self))])
+
+    def __reduce__(self) -> Any:
+        return (LastHiddenState, (self[-1], self._n_layer))

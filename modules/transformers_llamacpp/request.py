@@ -1,0 +1,82 @@
+"""A request: what one `generate()` call wants and what it has cost so far.
+
+Kept in a context variable, so that calls on several threads, and a call inside a call, each have their own.
+"""
+
+from __future__ import annotations
+
+import time
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from typing import Any
+
+from .engine import Progress, Usage
+
+__all__ = ["GenerateStats", "Request", "current_request"]
+
+
+@dataclass(frozen=True, slots=True)
+class GenerateStats:
+    """What one `generate()` call did. Tokens are counted over all rows, padding left out.
+
+    `prompt_tokens = reused_tokens + (tokens of the prompt that were evaluated)`; `evaluated_tokens` counts prompt and
+    generation; `new_tokens` counts generated tokens up to and including the end token. Seconds are wall time;
+    `generate_seconds` starts when the prompt is done.
+    """
+
+    prompt_tokens: int = 0
+    reused_tokens: int = 0
+    evaluated_tokens: int = 0
+    new_tokens: int = 0
+    decode_calls: int = 0
+    drafted_tokens: int = 0
+    accepted_tokens: int = 0
+    prompt_seconds: float = 0.0
+    generate_seconds: float = 0.0
+
+
+@dataclass(slots=True)
+class Request:
+    """Mutable while the call runs; `stats()` at its end."""
+
+    prompt_progress: Progress | None = None
+    usage: Usage = field(default_factory=Usage)
+    started: float = field(default_factory=time.perf_counter)
+    prompt_done: float | None = None
+    prompt_tokens: int = 0
+    prompt_evaluated: int = 0
+    past_tokens: int = 0
+    """Tokens of the longest row that only the passed-in cache knows."""
+    longest_row: int | None = None
+    """Tokens of the longest row of the input, padding left out."""
+    n_batch: int | None = None
+    input_length: int = 0
+    caches: list[Any] = field(default_factory=list)
+    """Caches that `generate()` made itself."""
+    generation_config: Any = None
+    drafted_tokens: int = 0
+    accepted_tokens: int = 0
+
+    def prompt_finished(self, tokens: int) -> None:
+        """The first forward pass is done; `tokens` is what all rows hold now."""
+        self.prompt_done = time.perf_counter()
+        self.prompt_tokens = tokens
+        self.prompt_evaluated = self.usage.evaluated_tokens
+
+    def stats(self, new_tokens: int) -> GenerateStats:
+        end = time.perf_counter()
+        prompt_done = end if self.prompt_done is None else self.prompt_done
+        return GenerateStats(
+            prompt_tokens=self.prompt_tokens,
+            reused_tokens=self.prompt_tokens - self.prompt_evaluated,
+            evaluated_tokens=self.usage.evaluated_tokens,
+            new_tokens=new_tokens,
+            decode_calls=self.usage.decode_calls,
+            drafted_tokens=self.drafted_tokens,
+            accepted_tokens=self.accepted_tokens,
+            prompt_seconds=prompt_done - self.started,
+            generate_seconds=end - prompt_done,
+        )
+
+
+current_request: ContextVar[Request | None] = ContextVar("transformers_llamacpp_request", default=None)

@@ -1,0 +1,189 @@
+"""Rows of new columns to jobs for the engine, and the engine's answers back to rows and columns.
+
+Numpy only; transformers' tensors end in `modeling.py`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from .batch import Job
+from .engine import Engine, Progress, Usage, shared_prefix
+from .errors import InvalidInputError
+from .sequence import EMBEDDED, Sequence
+
+__all__ = ["Feed", "feed"]
+
+
+@dataclass(slots=True)
+class Feed:
+    """New columns of a batch.
+
+    `ids` int32 `(rows, columns)`, or `embeds` float32 `(rows, columns, n_embd_inp)`. `mask` bool `(rows, columns)`, `None`
+    for no padding. `kept`: the columns whose logits are wanted, `[0, columns)`, in the order of the answer.
+    """
+
+    ids: npt.NDArray[np.int32] | None
+    embeds: npt.NDArray[np.float32] | None
+    mask: npt.NDArray[np.bool_] | None
+    kept: npt.NDArray[np.intp]
+    n_rows: int
+    n_columns: int
+    want_hidden: bool = False
+    progress: Progress | None = None
+    n_batch: int | None = None
+
+
+@dataclass(slots=True)
+class _Row:
+    """One row without its padding. `outputs[i]` is 1 where token `i` needs logits; `source[k]` is the token whose logits
+    answer `kept[k]`, -1 where there is none (padding before the first token)."""
+
+    tokens: npt.NDArray[np.int32]
+    embeds: npt.NDArray[np.float32] | None
+    columns: npt.NDArray[np.intp] | None
+    outputs: npt.NDArray[np.int8]
+    source: npt.NDArray[np.intp]
+    job: Job | None = None
+    offset: int = 0
+    """Tokens that were not evaluated because the sequence held them already."""
+
+
+def feed(
+    engine: Engine, sequences: list[Sequence | None], new: Feed, usage: Usage
+) -> tuple[list[Sequence], npt.NDArray[np.float32], npt.NDArray[np.float32] | None]:
+    """Store the new columns in the rows' sequences (`None`: a new text, which may start from a prefix in memory).
+
+    Returns the sequences, logits `(rows, len(kept), n_vocab)` and the last hidden state `(rows, columns, n_embd)` or
+    `None`. A masked column after a row's first token answers with the logits of the token before it, one before the first
+    with zeros. All or nothing: after an exception the given sequences hold what they held.
+    """
+    rows = [_row(new, index) for index in range(new.n_rows)]
+    for index, (row, sequence) in enumerate(zip(rows, sequences, strict=True)):
+        if not len(row.tokens) and (sequence is None or not len(sequence)):
+            raise InvalidInputError(f"row {index} has no token at all: its attention mask is all zeros")
+    before = [0 if s is None else len(s) for s in sequences]
+    made: list[Sequence] = []
+    try:
+        leaders = _start(engine, rows, sequences, usage, made)
+        ready: list[Sequence] = [s for s in sequences if s is not None]
+        assert len(ready) == len(rows)
+        _wave(engine, rows, ready, [i for i in range(len(rows)) if leaders[i] is None], new, usage)
+        late = [i for i in range(len(rows)) if leaders[i] is not None]
+        if late:
+            _follow(engine, rows, ready, leaders, late, new, usage)
+    except BaseException:
+        engine.release(made)
+        for index, sequence in enumerate(sequences):
+            if sequence is not None and sequence not in made and len(sequence) > before[index] and not engine.closed:
+                engine.truncate(sequence, before[index])
+        raise
+    return ready, _logits(engine, rows, new), _hidden(engine, rows, new)
+
+
+def _row(new: Feed, index: int) -> _Row:
+    mask = None if new.mask is None else new.mask[index]
+    columns = None if mask is None or mask.all() else np.flatnonzero(mask)
+    if new.embeds is not None:
+        embeds = new.embeds[index] if columns is None else new.embeds[index, columns]
+        tokens = np.full(len(embeds), EMBEDDED, np.int32)
+    else:
+        assert new.ids is not None
+        embeds = None
+        tokens = new.ids[index] if columns is None else new.ids[index, columns]
+    outputs = np.zeros(len(tokens), np.int8)
+    source = new.kept if columns is None else np.searchsorted(columns, new.kept, side="right") - 1
+    if new.want_hidden:
+        outputs[:] = 1
+    else:
+        outputs[source[source >= 0]] = 1
+    return _Row(tokens, embeds, columns, outputs, source)
+
+
+def _start(
+    engine: Engine, rows: list[_Row], sequences: list[Sequence | None], usage: Usage, made: list[Sequence]
+) -> list[int | None]:
+    """Give every row that has no text yet a sequence. For each row: the row it has to wait for, or `None`."""
+    leaders: list[int | None] = [None] * len(rows)
+    fresh = [i for i, s in enumerate(sequences) if s is None or not len(s)]
+    texts = [i for i in fresh if rows[i].embeds is None and len(rows[i].tokens)]
+    firsts = [int(np.argmax(rows[i].outputs)) if rows[i].outputs.any() else len(rows[i].tokens) for i in texts]
+    for i, (sequence, leader) in zip(
+        texts, engine.start([rows[i].tokens for i in texts], firsts, usage) if texts else [], strict=True
+    ):
+        made.append(sequence)
+        leaders[i] = None if leader is None else texts[leader]
+    started = dict(zip(texts, made, strict=True))
+    for i in fresh:
+        if i not in started:
+            started[i] = engine.new()
+            made.append(started[i])
+        sequences[i] = started[i]
+        rows[i].offset = len(started[i])
+    return leaders
+
+
+def _wave(
+    engine: Engine, rows: list[_Row], sequences: list[Sequence], chosen: list[int], new: Feed, usage: Usage
+) -> None:
+    jobs = []
+    for index in chosen:
+        row = rows[index]
+        if len(row.tokens) > row.offset:
+            embeds = None if row.embeds is None else row.embeds[row.offset :]
+            row.job = Job(sequences[index], row.tokens[row.offset :], row.outputs[row.offset :], embeds)
+            jobs.append(row.job)
+    if jobs:
+        engine.evaluate(jobs, usage, new.want_hidden, new.progress, new.n_batch)
+
+
+def _follow(
+    engine: Engine, rows: list[_Row], sequences: list[Sequence], leaders: list[int | None], late: list[int],
+    new: Feed, usage: Usage,
+) -> None:  # fmt: skip
+    """Rows that share a prefix with an earlier row of this call start from it; equal rows take its answer too."""
+    rest = []
+    for index in late:
+        leader = leaders[index]
+        assert leader is not None
+        row, first = rows[index], rows[leader]
+        length = shared_prefix(first.tokens, row.tokens)
+        twin = length == len(row.tokens) == len(first.tokens) and np.array_equal(row.outputs, first.outputs)
+        if not twin:
+            wanted = int(np.argmax(row.outputs)) if row.outputs.any() else length
+            length = min(length, wanted, len(row.tokens) - 1)
+        row.offset = engine.share(sequences[leader], sequences[index], length, usage, sequences)
+        if twin and row.offset == len(row.tokens):
+            row.job, row.offset = first.job, first.offset
+        else:
+            rest.append(index)
+    _wave(engine, rows, sequences, rest, new, usage)
+
+
+def _logits(engine: Engine, rows: list[_Row], new: Feed) -> npt.NDArray[np.float32]:
+    n_vocab = engine.backend.limits.n_vocab
+    if len(rows) == 1:
+        row = rows[0]
+        if row.job is not None and row.job.logits is not None and len(row.job.logits) == len(new.kept) == 1:
+            return row.job.logits[None]
+    answer = np.zeros((len(rows), len(new.kept), n_vocab), np.float32)
+    for index, row in enumerate(rows):
+        if row.job is None or row.job.logits is None:
+            continue
+        at = np.cumsum(row.outputs) - 1  # token -> row of the job's logits
+        known = row.source >= 0
+        answer[index, known] = row.job.logits[at[row.source[known]]]
+    return answer
+
+
+def _hidden(engine: Engine, rows: list[_Row], new: Feed) -> npt.NDArray[np.float32] | None:
+    if not new.want_hidden:
+        return None
+    answer = np.zeros((len(rows), new.n_columns, engine.backend.limits.n_embd), np.float32)
+    for index, row in enumerate(rows):
+        if row.job is not None and row.job.embeddings is not None:
+            answer[index, slice(None) if row.columns is None else row.columns] = row.job.embeddings
+    return answer
