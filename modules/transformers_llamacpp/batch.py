@@ -116,6 +116,7 @@ def _batch(jobs: list[Job], pieces: list[Piece], with_embeds: bool, want_embeddi
             tokens[at:end] = job.tokens[piece.start : piece.stop]
         first = len(job.sequence.tokens)
         positions[at:end] = np.arange(first, first + end - at, dtype=np.int32)
+        assert job.sequence.seq_id is not None, "the engine brings a sequence in before it plans"
         seq_ids[at:end] = job.sequence.seq_id
         outputs[at:end] = job.outputs[piece.start : piece.stop]
         at = end

@@ -22,6 +22,7 @@ from .errors import (
     DecodeError,
     GenerationCancelled,
     InvalidInputError,
+    UnsupportedFeatureError,
 )
 from .pool import SequencePool
 from .sequence import EMBEDDED, Sequence
@@ -75,7 +76,7 @@ class Engine:
                 for index, text in enumerate(tokens):
                     limit = min(first_output[index], len(text) - 1)
                     _, in_memory = self.pool.match(text, limit)
-                    leader, shared = self._leader(tokens, index, starts)
+                    leader, shared = self._leader(tokens, index, starts, limit)
                     sequence = self.pool.new()
                     made.append(sequence)
                     if leader is not None and shared > in_memory:
@@ -89,10 +90,16 @@ class Engine:
                 raise
             return starts
 
+    def new(self) -> Sequence:
+        """An empty held sequence."""
+        with self.lock:
+            self._ready()
+            return self.pool.new()
+
     def share(self, source: Sequence, target: Sequence, length: int, usage: Usage, busy: list[Sequence]) -> int:
         """Let the empty `target` start with the first `length` tokens of `source`; how many it could take."""
         with self.lock:
-            self._ready()
+            self._open(target)
             copied = 0
             if source.resident and length:
                 copied = self.pool.copy_prefix(source, target, length, {*busy, source, target})
@@ -101,12 +108,12 @@ class Engine:
 
     def fork(self, sequence: Sequence, busy: list[Sequence] | None = None) -> Sequence:
         with self.lock:
-            self._ready()
+            self._open(sequence)
             return self.pool.fork(sequence, {*(busy or ()), sequence})
 
     def truncate(self, sequence: Sequence, length: int) -> None:
         with self.lock:
-            self._ready()
+            self._open(sequence)
             self.pool.truncate(sequence, length)
 
     def release(self, sequences: list[Sequence]) -> None:
@@ -123,12 +130,18 @@ class Engine:
                     self.pool.close(sequence)
 
     def evaluate(
-        self, jobs: list[Job], usage: Usage, want_embeddings: bool = False, progress: Progress | None = None
+        self,
+        jobs: list[Job],
+        usage: Usage,
+        want_embeddings: bool = False,
+        progress: Progress | None = None,
+        n_batch: int | None = None,
     ) -> None:
         """Store the jobs' tokens and fill in their `logits` (and `embeddings`).
 
         All or nothing: after an exception every sequence holds what it held before. What had been evaluated of a text
-        that started empty is kept as an idle sequence, so that asking again goes on from there.
+        that started empty is kept as an idle sequence, so that asking again goes on from there. `n_batch` makes the
+        decodes smaller than the backend's limit.
 
         Raises `ContextOverflowError` before anything is decoded, `CacheFullError`, `DecodeError`,
         `GenerationCancelled`, and whatever `progress` raises.
@@ -137,6 +150,7 @@ class Engine:
             self._ready()
             jobs = [job for job in jobs if len(job.tokens)]
             for row, job in enumerate(jobs):
+                self._open(job.sequence)
                 needed = len(job.sequence) + len(job.tokens)
                 if needed > self.n_ctx:
                     raise ContextOverflowError(needed, self.n_ctx, row if len(jobs) > 1 else None)
@@ -144,10 +158,14 @@ class Engine:
             before = [len(job.sequence) for job in jobs]
             lost: dict[int, array[int]] = {}
             try:
-                runs = [self._bring_in(job, jobs, lost) for job in jobs]
-                self._run(runs, usage, want_embeddings, progress)
+                runs = [self._bring_in(job, jobs, lost, usage) for job in jobs]
+                if not all(job.sequence.resident for job in jobs):  # a larger context was made, and came up empty
+                    self._roll_back(jobs, before, lost)
+                    runs = [self._bring_in(job, jobs, lost, usage) for job in jobs]
+                self._run(runs, {job.sequence for job in jobs}, usage, want_embeddings, progress, n_batch)
             except BaseException:
-                self._roll_back(jobs, before, lost)
+                if not self.closed:
+                    self._roll_back(jobs, before, lost)
                 raise
             for job, run in zip(jobs, runs, strict=True):
                 job.logits, job.embeddings = run.logits, run.embeddings
@@ -179,10 +197,19 @@ class Engine:
             raise ClosedError("the model was closed; load it again with from_pretrained()")
         self.pool.collect()
 
+    def _open(self, sequence: Sequence) -> None:
+        self._ready()
+        if sequence.closed:
+            raise ClosedError(f"{sequence} cannot go on; start again with the whole text")
+
     # -- inside --------------------------------------------------------------------------------------------------
 
     def _leader(
-        self, tokens: list[npt.NDArray[np.int32]], index: int, starts: list[tuple[Sequence, int | None]]
+        self,
+        tokens: list[npt.NDArray[np.int32]],
+        index: int,
+        starts: list[tuple[Sequence, int | None]],
+        limit: int,
     ) -> tuple[int | None, int]:
         """The earlier text of this call, evaluated in the first wave, that shares the longest prefix with `index`."""
         best, length = None, 0
@@ -190,8 +217,10 @@ class Engine:
             if leader is not None:
                 continue
             n = shared_prefix(tokens[other], tokens[index])
-            if self.backend.limits.recurrent and n < len(tokens[other]):
-                n = 0  # a state can be shared only whole
+            if not n == len(tokens[other]) == len(tokens[index]):  # an equal text shares the answer too
+                n = min(n, limit)
+                if self.backend.limits.recurrent and n < len(tokens[other]):
+                    n = 0  # a state can be shared only whole
             if n > length:
                 best, length = other, n
         return best, length
@@ -209,7 +238,7 @@ class Engine:
             bad = low if low < 0 else high
             raise InvalidInputError(f"token id {bad} is outside the vocabulary 0 .. {limits.n_vocab - 1}")
 
-    def _bring_in(self, job: Job, jobs: list[Job], lost: dict[int, array[int]]) -> Job:
+    def _bring_in(self, job: Job, jobs: list[Job], lost: dict[int, array[int]], usage: Usage) -> Job:
         """Make the job's sequence resident. Where its tokens must be evaluated again, they go in front of the new ones."""
         sequence = job.sequence
         if sequence.resident:
@@ -218,11 +247,17 @@ class Engine:
         if sequence.state is not None and self.pool.restore(sequence, busy):
             return Job(sequence, job.tokens, job.outputs, job.embeds)
         history = sequence.tokens
+        if sequence.has_embeddings:
+            raise UnsupportedFeatureError(
+                "positions given by inputs_embeds had to leave the memory and cannot be evaluated again: start over "
+                "with the whole input",
+                "inputs_embeds",
+            )
         if len(history) == 0:
             self.pool.take_id(sequence, busy)
             return Job(sequence, job.tokens, job.outputs, job.embeds)
         if job.embeds is not None:
-            self._evaluate_history(sequence, busy, lost)
+            self._evaluate_history(sequence, busy, lost, usage)
             return Job(sequence, job.tokens, job.outputs, job.embeds)
         lost[id(sequence)] = history
         sequence.tokens = array("i")
@@ -234,7 +269,9 @@ class Engine:
         outputs = np.concatenate([np.zeros(len(known) - reused, np.int8), job.outputs])
         return Job(sequence, tokens, outputs)
 
-    def _evaluate_history(self, sequence: Sequence, busy: set[Sequence], lost: dict[int, array[int]]) -> None:
+    def _evaluate_history(
+        self, sequence: Sequence, busy: set[Sequence], lost: dict[int, array[int]], usage: Usage
+    ) -> None:
         """Tokens and embeddings cannot share a batch, so a parked history is evaluated on its own before embeddings."""
         history = sequence.tokens
         lost[id(sequence)] = history
@@ -244,16 +281,24 @@ class Engine:
         if not sequence.resident:
             self.pool.take_id(sequence, busy)
         rest = known[reused:]
-        self._run([Job(sequence, rest, np.zeros(len(rest), np.int8))] if len(rest) else [], Usage(), False, None)
+        self._run([Job(sequence, rest, np.zeros(len(rest), np.int8))] if len(rest) else [], busy, usage)
 
-    def _run(self, jobs: list[Job], usage: Usage, want_embeddings: bool, progress: Progress | None) -> None:
+    def _run(
+        self,
+        jobs: list[Job],
+        busy: set[Sequence],
+        usage: Usage,
+        want_embeddings: bool = False,
+        progress: Progress | None = None,
+        n_batch: int | None = None,
+    ) -> None:
         limits = self.backend.limits
+        size = min(limits.n_batch, n_batch or limits.n_batch)
         total = sum(len(job.tokens) for job in jobs)
         done = 0
-        busy = {job.sequence for job in jobs}
         logits: list[list[npt.NDArray[np.float32]]] = [[] for _ in jobs]
         hidden: list[list[npt.NDArray[np.float32]]] = [[] for _ in jobs]
-        for batch, pieces in plan(jobs, limits.n_batch, limits.n_outputs, want_embeddings):
+        for batch, pieces in plan(jobs, size, limits.n_outputs, want_embeddings):
             while (status := self.backend.decode(batch)) is DecodeStatus.NO_SLOT:
                 if not self.pool.make_room(busy):
                     used = sum(len(sequence) for sequence in busy)
@@ -273,8 +318,10 @@ class Engine:
                 _collect(self.backend.logits(batch.n_outputs), pieces, logits)
                 if want_embeddings:
                     _collect(self.backend.embeddings(batch.n_outputs), pieces, hidden)
-            if progress is not None and progress(done, total) is False:
-                raise GenerationCancelled(done, total)
+            if progress is not None:
+                if progress(done, total) is False:
+                    raise GenerationCancelled(done, total)
+                self._ready()  # the callback may have closed the model
         for job, rows, vectors in zip(jobs, logits, hidden, strict=True):
             job.logits = _joined(rows)
             job.embeddings = _joined(vectors) if want_embeddings else None
@@ -285,15 +332,19 @@ class Engine:
             sequence = job.sequence
             if sequence.closed:
                 continue
-            if sequence.resident and not self.backend.seq_remove(self.pool._id(sequence), len(sequence), -1):
+            if sequence.resident and not self.pool.rewind(sequence, len(sequence)):  # what was stored only in part
                 history = lost.pop(id(sequence), None) or sequence.tokens[:length]
                 self.pool.reset_tokens(sequence, history)
             elif id(sequence) in lost:
-                self.pool.reset_tokens(sequence, lost[id(sequence)])
+                self.pool.reset_tokens(sequence, lost.pop(id(sequence)))
             elif length == 0 and len(sequence) and sequence.resident:
                 self.pool.split_off(sequence)
             else:
-                self.pool.truncate(sequence, min(length, len(sequence)))
+                try:
+                    self.pool.truncate(sequence, min(length, len(sequence)))
+                except UnsupportedFeatureError:  # embeddings in a memory that cannot go back: nobody may go on with it
+                    self.pool.close(sequence)
+                    del sequence.tokens[length:]
 
 
 def _store(jobs: list[Job], pieces: list[Piece]) -> None:
@@ -322,7 +373,7 @@ def _joined(parts: list[npt.NDArray[np.float32]]) -> npt.NDArray[np.float32] | N
 
 
 def shared_prefix(a: npt.NDArray[np.int32], b: npt.NDArray[np.int32]) -> int:
-    """Length of the longest common prefix of two token arrays."""
+    """Length of the longest common prefix of two token arrays; `EMBEDDED` equals nothing."""
     n = min(len(a), len(b))
-    different = np.flatnonzero(a[:n] != b[:n])
+    different = np.flatnonzero((a[:n] != b[:n]) | (a[:n] == EMBEDDED))
     return int(different[0]) if len(different) else n

@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from .backend import Backend
 from .errors import CacheFullError, ModelLoadError, StateError, UnsupportedFeatureError
-from .sequence import Sequence, common_prefix
+from .sequence import EMBEDDED, Sequence, common_prefix
 
 __all__ = ["SequencePool"]
 
@@ -73,14 +73,17 @@ class SequencePool:
         if source is None or n == 0:
             return 0
         self._touch(source)
-        if not source.resident and not self._revive(source, {*busy, sequence, source}):
-            return 0
-        if not source.held and n == len(source):
-            sequence.seq_id, sequence.tokens = source.seq_id, source.tokens
-            source.seq_id, source.tokens = None, array("i")
-            self.close(source)
-        else:
-            self._share(source, sequence, n, {*busy, sequence, source})
+        try:
+            if not source.resident and not self._revive(source, {*busy, sequence, source}):
+                return 0
+            if not source.held and n == len(source):
+                sequence.seq_id, sequence.tokens = source.seq_id, source.tokens
+                source.seq_id, source.tokens = None, array("i")
+                self.close(source)
+            else:
+                self._share(source, sequence, n, {*busy, sequence, source})
+        except CacheFullError:
+            return 0  # no sequence id for a copy beside its source: evaluating needs one less
         return len(sequence)
 
     def fork(self, source: Sequence, busy: Collection[Sequence] = ()) -> Sequence:
@@ -92,7 +95,7 @@ class SequencePool:
             except BaseException:
                 self.close(copy)
                 raise
-        else:
+        if not copy.resident:
             copy.tokens, copy.state = array("i", source.tokens), source.state
         return copy
 
@@ -119,21 +122,22 @@ class SequencePool:
         if length == len(sequence):
             return
         if sequence.resident:
-            if not self._can_rewind(sequence, length) or not self.backend.seq_remove(
-                self._id(sequence), length, -1
-            ):
-                if length and sequence.has_embeddings:
-                    raise UnsupportedFeatureError(
-                        "this model's memory cannot go back, and positions given by inputs_embeds cannot be evaluated "
-                        "again: start over with the whole input",
-                        "crop",
-                    )
+            if not self.rewind(sequence, length):
+                self._check_can_evaluate_again(sequence, length)
                 self._leave(sequence)
-        else:
-            sequence.state = None  # it holds all tokens, and cannot be cut
+        elif length == 0:
+            sequence.state = None
+        elif self.backend.limits.recurrent or self.backend.limits.n_swa:
+            self._check_can_evaluate_again(sequence, length)
+            sequence.state = None  # it stands behind the last token, and cannot go back
+        # else the saved state keeps its tail, which is cut when the sequence comes back
         del sequence.tokens[length:]
         if length == 0 and sequence.resident:
             self._leave(sequence)
+
+    def rewind(self, sequence: Sequence, length: int) -> bool:
+        """Let the memory of a resident sequence end at `length`. False: it cannot go back that far."""
+        return self._can_rewind(sequence, length) and self.backend.seq_remove(self._id(sequence), length, -1)
 
     def release(self, sequence: Sequence) -> None:
         """Make it idle. It is closed at once where nobody could ever match it."""
@@ -141,7 +145,12 @@ class SequencePool:
             return
         sequence.held = False
         self._touch(sequence)
-        worthless = not self.prefix_reuse or not sequence.tokens or (not sequence.resident and sequence.state is None)
+        worthless = (
+            not self.prefix_reuse
+            or not sequence.tokens
+            or sequence.tokens[0] == EMBEDDED
+            or (not sequence.resident and sequence.state is None)
+        )
         if worthless or self._is_covered(sequence):
             self.close(sequence)
         self._trim_host()
@@ -177,16 +186,20 @@ class SequencePool:
         held sequence outside `busy`. Raises `CacheFullError`.
         """
         if not self._free and not self._evict(busy):
-            limit, now = self.backend.limits.n_seq_limit, self.backend.limits.n_seq_max
-            if now < limit:
-                self._grow(min(limit, max(2 * now, len(busy))))
-            elif not self._park_held(busy):
+            limits, no_memory = self.backend.limits, None
+            try:
+                grown = self._grow(busy)
+            except ModelLoadError as error:  # nothing changed
+                grown, no_memory = False, error
+            if not grown and not self._park_held(busy):
+                limit = limits.n_seq_limit if no_memory is None else limits.n_seq_max
+                reason = "llama.cpp allows" if no_memory is None else f"there is no memory for more ({no_memory}) than"
                 raise CacheFullError(
-                    f"{len(busy)} sequences are needed at once and llama.cpp allows {limit}: use fewer rows, beams or "
-                    "return sequences in one call",
+                    f"{len(busy)} sequences are needed at once and {reason} {limit}: use fewer rows, beams or return "
+                    "sequences in one call",
                     len(busy),
                     limit,
-                )
+                ) from no_memory
         sequence.seq_id = self._free.pop()
         self._touch(sequence)
 
@@ -217,10 +230,15 @@ class SequencePool:
         self._leave(sequence)
 
     def reset_tokens(self, sequence: Sequence, tokens: array[int]) -> None:
-        """After a failure: the sequence means `tokens` again, to be evaluated before its next decode."""
+        """After a failure: the sequence means `tokens` again, to be evaluated before its next decode.
+
+        One that holds embeddings cannot be evaluated again: it is closed, so that going on with it is an error.
+        """
         self._leave(sequence)
         sequence.state = None
         sequence.tokens = tokens
+        if sequence.has_embeddings:
+            self.close(sequence)
 
     # -- checks -----------------------------------------------------------------------------------------------
 
@@ -257,7 +275,7 @@ class SequencePool:
         window = self.backend.limits.n_swa
         if window == 0 or length == 0:
             return True
-        return self.backend.pos_min(self._id(sequence)) <= max(0, length - window)
+        return 0 <= self.backend.pos_min(self._id(sequence)) <= max(0, length - window)
 
     def _usable(self, sequence: Sequence, n: int) -> int:
         """How much of a match of length `n` a fork can really start from."""
@@ -272,6 +290,9 @@ class SequencePool:
         if length == 0:
             return
         self.take_id(target, busy)
+        if not source.resident:  # a larger context came up empty
+            self._leave(target)
+            return
         self.backend.seq_copy(self._id(source), self._id(target))
         target.tokens = array("i", source.tokens)
         self.truncate(target, length)
@@ -292,6 +313,9 @@ class SequencePool:
             self._leave(sequence)
             raise
         sequence.state = None
+        if not self.backend.seq_remove(self._id(sequence), len(sequence), -1):  # it was truncated while it was away
+            self._leave(sequence)
+            return False
         return True
 
     def _leave(self, sequence: Sequence) -> None:
@@ -347,15 +371,28 @@ class SequencePool:
         self.park(min(held, key=lambda s: s.last_use))
         return True
 
-    def _grow(self, n_seq_max: int) -> None:
-        old = self.backend.limits.n_seq_max
+    def _grow(self, busy: Collection[Sequence]) -> bool:
+        """Make a context with more sequence ids. False: llama.cpp allows no more."""
+        limit, old = self.backend.limits.n_seq_limit, self.backend.limits.n_seq_max
+        if old >= limit:
+            return False
         try:
-            self.backend.grow(n_seq_max)
-        except (StateError, ModelLoadError):
-            if self.backend.limits.n_seq_max == old:
-                raise
-            for sequence in self.sequences:  # a larger context that came up empty: evaluate again what is needed
-                sequence.seq_id = None
+            self.backend.grow(min(limit, max(2 * old, len(busy))))
+        except StateError:  # a new context that came up empty: evaluate again what is needed
             self._free = list(range(self.backend.limits.n_seq_max - 1, -1, -1))
-            return
+            for sequence in self.sequences:
+                sequence.seq_id = None
+            for sequence in [s for s in self.sequences if not s.held and s.state is None]:
+                self.close(sequence)
+            return True
         self._free = [*range(self.backend.limits.n_seq_max - 1, old - 1, -1), *self._free]
+        return True
+
+    @staticmethod
+    def _check_can_evaluate_again(sequence: Sequence, length: int) -> None:
+        if EMBEDDED in sequence.tokens[:length]:
+            raise UnsupportedFeatureError(
+                "this model's memory cannot go back, and positions given by inputs_embeds cannot be evaluated again: "
+                "start over with the whole input",
+                "crop",
+            )

@@ -78,7 +78,7 @@ class Sequence:
 def common_prefix(a: array[int], b: npt.NDArray[np.int32], limit: int) -> int:
     """Length of the longest common prefix, at most `limit`."""
     n = min(len(a), len(b), limit)
-    if n == 0 or a[0] != b[0]:
+    if n <= 0 or a[0] != b[0]:
         return 0
     left = np.frombuffer(a, np.int32, n)  # a view of this call only: an array cannot grow while one is held
     different = np.flatnonzero((left != b[:n]) | (left == EMBEDDED))

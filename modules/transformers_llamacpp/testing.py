@@ -7,7 +7,10 @@ and fails when told to.
 
 from __future__ import annotations
 
+import functools
 import hashlib
+import operator
+from collections.abc import Callable
 from collections.abc import Sequence as List
 from dataclasses import dataclass, field, replace
 
@@ -16,9 +19,9 @@ import numpy.typing as npt
 
 from .backend import DecodeStatus, Limits
 from .batch import Batch
-from .errors import DecodeError
+from .errors import DecodeError, ModelLoadError, StateError
 
-__all__ = ["FakeBackend", "fake_logits"]
+__all__ = ["FakeBackend", "fake_logits", "fake_token"]
 
 
 @dataclass(slots=True)
@@ -34,12 +37,17 @@ def fake_logits(tokens: List[int], n_vocab: int) -> npt.NDArray[np.float32]:
     return np.random.default_rng(int.from_bytes(digest, "little")).standard_normal(n_vocab, np.float32)
 
 
+def fake_token(embeds: npt.NDArray[np.float32] | None, index: int) -> int:
+    """The number under which the fake stores the vector `embeds[index]`; it is no token id."""
+    assert embeds is not None
+    return int.from_bytes(hashlib.blake2b(embeds[index].tobytes(), digest_size=4).digest(), "little") + (1 << 32)
+
+
 class FakeBackend:
     """A `Backend` in plain Python.
 
     `window` > 0: a decode silently drops cells that no later token attends to, as `swa_full=False` does. `recurrent`:
-    the memory is one state per sequence; only whole sequences can be removed. `fail_next(status, stored)` makes the next
-    decode store `stored` tokens and then return `status` (2) or raise (below 0).
+    the memory is one state per sequence; only whole sequences can be removed.
     """
 
     def __init__(
@@ -61,15 +69,22 @@ class FakeBackend:
         self.decodes = 0
         self.decoded_tokens = 0
         self.closed = False
-        self._rows: list[npt.NDArray[np.float32]] = []
+        self._rows = np.empty((n_outputs, n_vocab), np.float32)
+        self._n_rows = 0
         self._failure: tuple[int, int] | None = None
+        self._grow_failure: bool | None = None
 
     @property
     def limits(self) -> Limits:
         return self._limits
 
     def fail_next(self, status: int, stored: int = 0) -> None:
+        """The next decode stores `stored` tokens, and then returns `status` (1, 2) or raises (below 0)."""
         self._failure = (status, stored)
+
+    def fail_grow(self, lost: bool) -> None:
+        """The next `grow` finds no memory and changes nothing, or makes a context that comes up empty (`lost`)."""
+        self._grow_failure = lost
 
     def text(self, seq_id: int) -> list[int]:
         """The tokens stored for a sequence, by position."""
@@ -79,19 +94,20 @@ class FakeBackend:
         assert not self.closed
         assert 0 < batch.n_tokens <= self._limits.n_batch and batch.n_outputs <= self._limits.n_outputs
         assert batch.n_outputs == int(np.count_nonzero(batch.outputs))
+        self._rows.fill(np.nan)  # whoever kept a view of the last answer now sees it
+        self._n_rows = 0
+        self._check(batch)
         if len(self.cells) + batch.n_tokens > self._limits.n_cells:
             return DecodeStatus.NO_SLOT
         status, stored = self._failure or (0, batch.n_tokens)
         self._failure = None
-        self._rows = []
         for index in range(min(stored, batch.n_tokens)):
-            seq_id, position = int(batch.seq_ids[index]), int(batch.positions[index])
-            if not 0 <= seq_id < self._limits.n_seq_max or position != self.pos_max(seq_id) + 1:
-                raise DecodeError(f"position {position} does not follow {self.pos_max(seq_id)} in sequence {seq_id}", -1)
-            token = int(batch.tokens[index]) if batch.tokens is not None else self._embedded(batch, index)
-            self.cells.append(_Cell(token, position, {seq_id}))
+            seq_id = int(batch.seq_ids[index])
+            token = int(batch.tokens[index]) if batch.tokens is not None else fake_token(batch.embeds, index)
+            self.cells.append(_Cell(token, int(batch.positions[index]), {seq_id}))
             if batch.outputs[index]:
-                self._rows.append(fake_logits(self._seen(seq_id), self._limits.n_vocab))
+                self._rows[self._n_rows] = fake_logits(self._seen(seq_id), self._limits.n_vocab)
+                self._n_rows += 1
         self._slide()
         if status < 0:
             raise DecodeError(f"told to fail with {status}", status)
@@ -101,8 +117,8 @@ class FakeBackend:
         return DecodeStatus(status)
 
     def logits(self, n_outputs: int) -> npt.NDArray[np.float32]:
-        assert n_outputs == len(self._rows), f"{n_outputs} rows asked for, {len(self._rows)} computed"
-        return np.stack(self._rows)
+        assert n_outputs == self._n_rows, f"{n_outputs} rows asked for, {self._n_rows} computed"
+        return self._rows[:n_outputs]
 
     def embeddings(self, n_outputs: int) -> npt.NDArray[np.float32]:
         return self.logits(n_outputs)[:, : self._limits.n_embd]
@@ -143,7 +159,14 @@ class FakeBackend:
 
     def grow(self, n_seq_max: int) -> None:
         assert self._limits.n_seq_max < n_seq_max <= self._limits.n_seq_limit
+        lost, self._grow_failure = self._grow_failure, None
+        if lost is False:
+            raise ModelLoadError("told to find no memory")
+        if lost:
+            self.clear()
         self._limits = replace(self._limits, n_seq_max=n_seq_max)
+        if lost:
+            raise StateError("told to come up empty")
 
     def close(self) -> None:
         self.closed = True
@@ -158,12 +181,18 @@ class FakeBackend:
         first = max(0, last + 1 - self._limits.n_swa) if self._limits.n_swa else 0
         return [last, *(held.get(position, -2) for position in range(first, last + 1))]
 
-    def _embedded(self, batch: Batch, index: int) -> int:
-        assert batch.embeds is not None
-        return int.from_bytes(hashlib.blake2b(batch.embeds[index].tobytes(), digest_size=4).digest(), "little")
+    def _check(self, batch: Batch) -> None:
+        """What llama.cpp refuses before it stores anything."""
+        follows = {seq_id: self.pos_max(seq_id) + 1 for seq_id in range(self._limits.n_seq_max)}
+        for seq_id, position in zip(batch.seq_ids.tolist(), batch.positions.tolist(), strict=True):
+            if follows.get(seq_id) != position:
+                raise DecodeError(f"position {position} of sequence {seq_id} is not {follows.get(seq_id)}", -1)
+            follows[seq_id] += 1
+        for token in [] if batch.tokens is None else batch.tokens.tolist():
+            if not 0 <= token < self._limits.n_vocab:
+                raise DecodeError(f"token {token} is outside the vocabulary", -1)
 
-    def _drop(self, seq_id: int, where: object) -> None:
-        assert callable(where)
+    def _drop(self, seq_id: int, where: Callable[[int], bool]) -> None:
         for cell in self.cells:
             if seq_id in cell.owners and where(cell.position):
                 cell.owners.discard(seq_id)
@@ -174,4 +203,4 @@ class FakeBackend:
             return
         for seq_id in {owner for cell in self.cells for owner in cell.owners}:
             oldest = self.pos_max(seq_id) + 1 - self._limits.n_swa
-            self._drop(seq_id, lambda position, oldest=oldest: position < oldest)
+            self._drop(seq_id, functools.partial(operator.gt, oldest))

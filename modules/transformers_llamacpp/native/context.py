@@ -6,7 +6,6 @@ before the call, and every return value is read.
 
 from __future__ import annotations
 
-import copy
 import ctypes
 from typing import Any
 
@@ -36,8 +35,10 @@ class NativeBackend:
         self.model = model
         self._context: Any = None
         self._memory: Any = None
-        self._params = copy.copy(model.params.context)
+        source = model.params.context
+        self._params = type(source).from_buffer_copy(source)  # a copy of its own; model.params keeps what it points to
         self._params.n_ctx = -(-n_cells // CELL_PADDING) * CELL_PADDING
+        self._n_batch, self._n_outputs = int(source.n_batch), int(source.n_outputs_max)
         limit = int(llama_cpp.llama_max_parallel_sequences())
         n_seq_max = n_seq_max if n_seq_max is not None else (8 if model.has_state else 64)
         if not 1 <= n_seq_max <= limit:
@@ -49,6 +50,9 @@ class NativeBackend:
     def _make(self, n_seq_max: int) -> None:
         params = self._params
         params.n_seq_max = n_seq_max
+        # llama.cpp asserts room for one row of logits per sequence; our decodes stay as small as was asked for
+        params.n_batch = max(self._n_batch, n_seq_max)
+        params.n_outputs_max = max(self._n_outputs, n_seq_max) if self._n_outputs else 0
         params.kv_unified = True
         if hasattr(params, "n_outputs_max_per_seq") and params.n_outputs_max_per_seq == 1:
             params.n_outputs_max_per_seq = 0  # the default of 1 is for llama.cpp's own samplers; 0: as n_outputs_max
@@ -94,9 +98,9 @@ class NativeBackend:
         context, model = self._context, self.model
         vocab = model.vocab.n_tokens
         rows = max(1, OUTPUT_BYTES // (4 * vocab))
-        if self._params.n_outputs_max:
-            rows = min(rows, self._params.n_outputs_max)
-        n_batch = int(llama_cpp.llama_n_batch(context))
+        if self._n_outputs:
+            rows = min(rows, self._n_outputs)
+        n_batch = min(int(llama_cpp.llama_n_batch(context)), self._n_batch)
         swa_kept = bool(self._params.swa_full)
         self._limits = Limits(
             n_vocab=vocab,
@@ -148,6 +152,7 @@ class NativeBackend:
             function = getattr(llama_cpp, f"llama_{name}", None)
             if function is not None:
                 values[name] = int(function(self._context))
+        values |= {"n_batch": self._limits.n_batch, "n_outputs_max": self._n_outputs}
         values["pooling_type"] = int(llama_cpp.llama_pooling_type(self._context))
         return values
 
@@ -188,7 +193,7 @@ class NativeBackend:
         if not address:
             raise DecodeError(f"{function.__name__} returned NULL; the last decode has no output rows", -1)
         memory = (ctypes.c_float * (rows * columns)).from_address(address)
-        return np.frombuffer(memory, np.float32).reshape(rows, columns)
+        return np.ctypeslib.as_array(memory).reshape(rows, columns)
 
     # -- memory ------------------------------------------------------------------------------------------------
 

@@ -27,13 +27,15 @@ __all__ = ["default_threads", "init_backend", "library_version", "llama_cpp", "r
 
 logger = logging.getLogger("transformers_llamacpp.llama_cpp")
 
-_LEVELS = {1: logging.INFO, 2: logging.WARNING, 3: logging.ERROR, 4: logging.DEBUG}
+_LEVELS = {1: logging.DEBUG, 2: logging.INFO, 3: logging.WARNING, 4: logging.ERROR}
+"""`ggml_log_level` of ggml.h; the binding's own comment shows the order of an older one."""
+
 _lock = threading.Lock()
 _recent: collections.deque[str] = collections.deque(maxlen=40)
 _state: dict[str, Any] = {"started": False, "numa": 0, "level": logging.WARNING, "verbose": False}
 
 
-@llama_cpp.llama_log_callback  # type: ignore[misc, untyped-decorator]
+@llama_cpp.llama_log_callback  # type: ignore[untyped-decorator]
 def _log(level: int, text: bytes, _user_data: Any) -> None:
     """llama.cpp's log: errors are kept for the messages of our exceptions, the rest goes to Python's logging."""
     if level == 5:  # GGML_LOG_LEVEL_CONT: the previous line goes on
