@@ -419,10 +419,10 @@ def tidy(line: str) -> str | None:
     built = re.match(r"\[\s*(\d+)%\]", line)  # make
     if built:
         return f"compiling {int(built.group(1)):3d}%"
-    fetched = re.match(r"Downloading (?:\S*/)?(\S+?)(?:#\S*)?(?: \(([\d.]+ \w+)\))?$", line)
+    fetched = re.match(r"Downloading (?:\S*/)?([^\s/#]+?)(?:#\S*)?(?: \(([\d.]+ \w+)\))?$", line)
     if fetched and not fetched.group(1).endswith(".metadata"):
-        size = f"  ({fetched.group(2)})" if fetched.group(2) else ""
-        return "downloading {}{}".format(fetched.group(1).split("/")[-1], size)
+        name = " ".join(re.sub(r"\.(tar\.gz|zip)$", "", fetched.group(1)).split("-")[:2])
+        return f"downloading {name}" + (f" ({fetched.group(2)})" if fetched.group(2) else "")
     for start, say_it in (
         ("Building wheel for ", "building {}"),
         ("Building editable for ", "building {}"),

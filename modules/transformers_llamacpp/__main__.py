@@ -1,0 +1,7 @@
+"""`python -m transformers_llamacpp`"""
+
+import sys
+
+from .cli import main
+
+sys.exit(main())

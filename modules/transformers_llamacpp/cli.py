@@ -1,0 +1,219 @@
+"""The command line. Flags for options are made from the option table, so names, ranges and help are written once."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from .errors import LlamaCppError, ModelLoadError
+from .options import Option, options_in
+
+if TYPE_CHECKING:
+    from .modeling import LlamaCppForCausalLM
+
+__all__ = ["build_parser", "main"]
+
+NAME = "transformers-llamacpp"
+NOT_YET = ("n_sink", "reuse_min_chunk", "state_dir")
+"""In the table, but refused by the model so far; no flags for them."""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs one command. Exit status: 0 done, 2 an error of ours (one line on stderr), 130 interrupted."""
+    arguments = build_parser().parse_args(argv)
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):  # a console that cannot show a character must not end the answer
+            stream.reconfigure(errors="replace")
+    try:
+        return int(arguments.run(arguments))
+    except LlamaCppError as error:
+        print(f"{NAME}: {' '.join(str(error).split())}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print(file=sys.stderr)
+        return 130
+    except BrokenPipeError:  # `| head`
+        sys.stderr.close()
+        return 0
+
+
+def build_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog=NAME, description="GGUF models on llama.cpp, through transformers.")
+    commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
+    _serve_parser(commands)
+    model = "a GGUF file, a folder with one, or a hub repository"
+
+    one = commands.add_parser("generate", help="continue a text", description="Continue a text; stream it to stdout.")
+    one.add_argument("model", help=model)
+    one.add_argument("prompt", nargs="?", help="the text; read from stdin when it is left out")
+    _add_options(one, "sampling", "context", "model")
+    one.set_defaults(run=_generate)
+
+    one = commands.add_parser("chat", help="talk to a model", description="Talk to a model in the terminal.")
+    one.add_argument("model", help=model)
+    one.add_argument("--system", metavar="TEXT", help="system prompt")
+    _add_options(one, "sampling", "context", "model")
+    one.set_defaults(run=_chat)
+
+    one = commands.add_parser("info", help="what a GGUF file says about itself")
+    one.add_argument("file", help=model)
+    one.add_argument("--all", action="store_true", help="print every metadata entry as well")
+    one.set_defaults(run=_info)
+
+    one = commands.add_parser(
+        "perplexity",
+        help="how well a model predicts a text",
+        description="exp of the mean negative log-likelihood per token, over windows that overlap by half.",
+    )
+    one.add_argument("file", help=model)
+    source = one.add_mutually_exclusive_group(required=True)
+    source.add_argument("--text", metavar="TEXT", help="the text itself")
+    source.add_argument("--text-file", metavar="FILE", type=Path, help="a UTF-8 file with the text")
+    one.add_argument(
+        "--window", type=int, default=512, metavar="TOKENS", help="tokens the model sees at once (default %(default)s)"
+    )
+    _add_options(one, "context", "model")
+    one.set_defaults(run=_perplexity)
+    return parser
+
+
+def _serve_parser(commands: Any) -> None:
+    one = commands.add_parser("serve", help="the chat page", description="Serve the chat page on this machine.")
+    one.add_argument(
+        "--model",
+        metavar="MODEL",
+        help="what to load first: a GGUF file, a folder with one, or a hub repository; otherwise choose on the page",
+    )
+    one.add_argument(
+        "--model-dir", type=Path, metavar="DIR", help="folder the page offers models from (default: that of --model)"
+    )
+    one.add_argument("--host", default="127.0.0.1", help="loopback address to listen on (default %(default)s)")
+    one.add_argument("--port", type=int, help="port (default: the first free one from 7860 on)")
+    _add_options(one, "context", "model")
+    one.set_defaults(run=_serve)
+
+
+# -- options -----------------------------------------------------------------------------------------------------------
+
+
+def _add_options(parser: argparse.ArgumentParser, *groups: str) -> None:
+    for group in groups:
+        section = parser.add_argument_group(f"{group} options")
+        for entry in options_in(group):
+            if entry.name not in NOT_YET:
+                _add_option(section, entry)
+
+
+def _add_option(section: Any, entry: Option) -> None:
+    flag = "--" + entry.name.replace("_", "-")
+    text = entry.help.replace("%", "%%")
+    if entry.default is not None:
+        text += f" (default {entry.default})"
+    if entry.kind is bool:
+        section.add_argument(flag, action=argparse.BooleanOptionalAction, default=None, help=text)
+    else:
+        metavar = None if entry.choices else (entry.unit or entry.kind.__name__).upper()
+        section.add_argument(
+            flag, type=_reader(entry), default=None, choices=entry.choices or None, metavar=metavar, help=text
+        )
+
+
+def _reader(entry: Option) -> Any:
+    def read(text: str) -> Any:
+        value = entry.kind(text)
+        wrong = entry.check(value)
+        if wrong:
+            raise argparse.ArgumentTypeError(wrong)
+        return value
+
+    read.__name__ = entry.kind.__name__  # argparse's own message for text that is no number uses it
+    return read
+
+
+def _given(arguments: argparse.Namespace, *groups: str) -> dict[str, Any]:
+    """The options that were on the command line, by name."""
+    entries = [entry for group in groups for entry in options_in(group)]
+    values = {entry.name: getattr(arguments, entry.name, None) for entry in entries}
+    return {name: value for name, value in values.items() if value is not None}
+
+
+def _sampling(arguments: argparse.Namespace) -> dict[str, Any]:
+    return {entry.name: entry.default for entry in options_in("sampling")} | _given(arguments, "sampling")
+
+
+def _load(source: str, arguments: argparse.Namespace) -> LlamaCppForCausalLM:
+    from .config import LlamaCppConfig
+    from .modeling import LlamaCppForCausalLM
+
+    options = LlamaCppConfig(**_given(arguments, "context", "model"))
+    return LlamaCppForCausalLM.from_pretrained(source, quantization_config=options)
+
+
+# -- commands ----------------------------------------------------------------------------------------------------------
+
+
+def _serve(arguments: argparse.Namespace) -> int:
+    source, folder = arguments.model, arguments.model_dir
+    if source is None and folder is None:
+        raise ModelLoadError("nothing to serve: name a model with --model, or a folder with --model-dir")
+    if folder is not None and not folder.is_dir():
+        raise ModelLoadError(f"--model-dir {folder} is not a folder", str(folder))
+    path = Path(source).expanduser() if source else None
+    if folder is None:
+        folder = path if path and path.is_dir() else path.parent if path and path.is_file() else Path(".")
+    from .server import app, host
+
+    sock = app.open_socket(arguments.host, arguments.port)  # before the model: a busy port is known at once
+    options = _given(arguments, "context", "model")
+    served = host.ModelHost(folder)
+    if source:
+        print(f"Loading {source}", flush=True)
+        if path and path.is_file():
+            served.load(served.add_file(path), options)
+        else:
+            served.load_source(source, source, options)
+    app.serve(served, sock, lambda url: print(f"Ready: open {url} in a browser", flush=True))
+    return 0
+
+
+def _generate(arguments: argparse.Namespace) -> int:
+    from .terminal import print_completion
+
+    prompt = arguments.prompt if arguments.prompt is not None else sys.stdin.read()
+    with _load(arguments.model, arguments) as model:
+        print_completion(model, prompt, _sampling(arguments))
+    return 0
+
+
+def _chat(arguments: argparse.Namespace) -> int:
+    from .terminal import Chat
+
+    with _load(arguments.model, arguments) as model:
+        Chat(model, _sampling(arguments), arguments.system).run()
+    return 0
+
+
+def _info(arguments: argparse.Namespace) -> int:
+    from .files import resolve_gguf
+    from .terminal import print_info
+
+    print_info(resolve_gguf(arguments.file), everything=arguments.all)
+    return 0
+
+
+def _perplexity(arguments: argparse.Namespace) -> int:
+    from .perplexity import perplexity
+
+    text = arguments.text
+    if text is None:
+        try:
+            text = arguments.text_file.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise LlamaCppError(f"{arguments.text_file} cannot be read: {error}") from None
+    with _load(arguments.file, arguments) as model:
+        value, tokens = perplexity(model, text, arguments.window)
+    print(f"perplexity {value:.4f} over {tokens} tokens (windows of {arguments.window})")
+    return 0

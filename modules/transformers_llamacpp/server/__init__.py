@@ -1,0 +1,1 @@
+"""The page: FastAPI and Gradio are imported in this folder only."""

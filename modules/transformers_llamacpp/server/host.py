@@ -1,0 +1,130 @@
+"""The one model the server has loaded: many calls use it, and one at a time may change it."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from ..errors import LlamaCppError, ModelLoadError
+from ..files import SHARD
+
+__all__ = ["ModelHost", "gguf_files"]
+
+Loader = Callable[[str, Mapping[str, Any]], Any]
+
+
+def gguf_files(folder: Path) -> dict[str, Path]:
+    """Every model below `folder` by its relative name; a split one by its first shard, projectors left out."""
+    found = {}
+    for file in sorted(folder.rglob("*.gguf"), key=lambda file: str(file).lower()):
+        shard = SHARD.match(file.name)
+        if file.name.startswith("mmproj") or (shard and int(shard["number"]) != 1):
+            continue
+        found[file.relative_to(folder).as_posix()] = file
+    return found
+
+
+def load(source: str, options: Mapping[str, Any]) -> Any:
+    from ..config import LlamaCppConfig
+    from ..modeling import LlamaCppForCausalLM
+
+    return LlamaCppForCausalLM.from_pretrained(source, quantization_config=LlamaCppConfig(**options))
+
+
+class ModelHost:
+    """Holds the model, the name people know it by, and the stop events of the calls that run on it.
+
+    A change of model is never kept waiting by a long answer: it stops all of them, waits until they are out (one
+    decode), closes the old model and loads the new one. When that fails no model is left, and `error` says why.
+    """
+
+    def __init__(self, model_dir: Path, loader: Loader = load) -> None:
+        self.model_dir = model_dir
+        self.model: Any = None
+        self.name = ""
+        self.options: dict[str, Any] = {}
+        self.error: LlamaCppError | None = None
+        self.loading = ""
+        self._loader = loader
+        self._extra: dict[str, Path] = {}
+        self._running: set[threading.Event] = set()
+        self._idle = threading.Condition()
+        self._change = threading.Lock()
+
+    def add_file(self, file: Path) -> str:
+        """Makes a file outside the folder loadable (the one from the command line); returns the name it goes by."""
+        for name, known in self.files().items():
+            if known.resolve() == file.resolve():
+                return name
+        self._extra[file.name] = file
+        return file.name
+
+    def files(self) -> dict[str, Path]:
+        """What may be loaded, by name: the folder as it is now, and the file from the command line."""
+        return {**gguf_files(self.model_dir), **self._extra}
+
+    def load(self, name: str, options: Mapping[str, Any]) -> None:
+        """Loads the model called `name` in place of the present one. Raises `LlamaCppError`."""
+        file = self.files().get(name)
+        if file is None:
+            raise ModelLoadError(f"there is no model {name!r} in {self.model_dir}")
+        check_gguf(file)  # before the old model is given up
+        self.load_source(str(file), name, options)
+
+    def load_source(self, source: str, name: str, options: Mapping[str, Any]) -> None:
+        """The same for anything `from_pretrained` takes; not for names that come in over the network."""
+        with self._change:
+            self.loading = name
+            try:
+                self._unload()
+                self.model = self._loader(source, options)
+                self.name, self.options, self.error = name, dict(options), None
+            except LlamaCppError as error:
+                self.error = error
+                raise
+            finally:
+                self.loading = ""
+
+    def unload(self) -> None:
+        with self._change:
+            self._unload()
+
+    def _unload(self) -> None:
+        with self._idle:
+            for stop in self._running:
+                stop.set()
+            self._idle.wait_for(lambda: not self._running)
+            old, self.model, self.name = self.model, None, ""
+        if old is not None:
+            old.close()
+
+    @contextmanager
+    def use(self, stop: threading.Event) -> Iterator[Any]:
+        """The model for one call, which must end soon after `stop` is set. Raises `ModelLoadError` without one."""
+        with self._idle:
+            if self.model is None:
+                if self.loading:
+                    raise ModelLoadError(f"{self.loading} is being loaded")
+                raise self.error or ModelLoadError("no model is loaded: choose a file first")
+            model = self.model
+            self._running.add(stop)
+        try:
+            yield model
+        finally:
+            with self._idle:
+                self._running.discard(stop)
+                self._idle.notify_all()
+
+
+def check_gguf(file: Path) -> None:
+    """Looks at the first four bytes only: a truncated or unknown model is llama.cpp's to judge."""
+    try:
+        with file.open("rb") as opened:
+            magic = opened.read(4)
+    except OSError as error:
+        raise ModelLoadError(f"{file.name} cannot be read: {error.strerror}", str(file)) from error
+    if magic != b"GGUF":
+        raise ModelLoadError(f"{file.name} is not a GGUF file (it starts with {magic!r})", str(file))
