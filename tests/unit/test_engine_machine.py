@@ -186,9 +186,11 @@ class EngineMachine(RuleBasedStateMachine):
             raise AssertionError("more than n_ctx tokens went in")
 
     @precondition(lambda self: self.rows)
-    @rule(data=st.data(), pick=st.integers(0, MAX_ROWS - 1))
-    def truncate(self, data: st.DataObject, pick: int) -> None:
+    @rule(data=st.data(), pick=st.integers(0, MAX_ROWS - 1), parked=st.booleans())
+    def truncate(self, data: st.DataObject, pick: int, parked: bool) -> None:
         sequence, row = self.rows[pick % len(self.rows)]
+        if parked and sequence.resident:
+            self.engine.pool.park(sequence)
         length = data.draw(st.integers(max(0, len(row.text) - 6), len(row.text)))
         try:
             sequence.truncate(length)
@@ -268,7 +270,7 @@ class EngineMachine(RuleBasedStateMachine):
         how=st.sampled_from([-1, -3, 2, "raise", "cancel"]),
     )  # fmt: skip
     def fail(self, data: st.DataObject, picked: list[int], at: int, stored: int, how: Any) -> None:
-        """A decode fails, or a callback stops the call, after `at` decodes; nothing may have happened then."""
+        """A decode fails, or a callback stops the call, after `at` decodes: nothing may have happened."""
         rows = [(s, row) for s, row in self.chosen(picked) if len(row.text) < N_CTX]
         new = [data.draw(words)[: N_CTX - len(row.text)] for _, row in rows]
         jobs = [job(s, tokens) for (s, _), tokens in zip(rows, new, strict=True)]
@@ -341,7 +343,7 @@ class RecurrentMachine(EngineMachine):
     recurrent = True
 
 
-steps = settings(deadline=None, max_examples=40, stateful_step_count=25)
+steps = settings(deadline=None, max_examples=120, stateful_step_count=40)
 TestPlain = EngineMachine.TestCase
 TestPlain.settings = steps
 TestWindow = WindowMachine.TestCase
