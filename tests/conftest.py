@@ -24,6 +24,10 @@ THREADS = int(os.environ.get("TRANSFORMERS_LLAMACPP_TEST_THREADS", "2"))
 
 OPTIONS = {"n_ctx": 2048, "n_threads": THREADS, "n_threads_batch": THREADS}
 
+F32 = {"type_k": "f32", "type_v": "f32", "flash_attn": False}
+"""Keys and values in F32 too (flash attention rounds them to F16 on its way): then the logits equal PyTorch's to 1e-4,
+and a difference means something."""
+
 
 def _file(make: Callable[[], Path]) -> Path:
     try:
@@ -95,7 +99,7 @@ class _Loaded:
 
     def get(self, path: Path) -> Any:
         if path not in self.models:
-            self.models[path] = _load(path)
+            self.models[path] = _load(path, **F32)
         model = self.models[path]
         model.forget()
         return model
@@ -149,9 +153,7 @@ def tiny_hybrid(_loaded: _Loaded, tiny_hybrid_path: Path) -> Any:
     return _loaded.get(tiny_hybrid_path)
 
 
-@pytest.fixture
-def load() -> Iterator[Callable[..., Any]]:
-    """``load(path, **options)``: a model of the test's own, closed when the test ends."""
+def _loading() -> Iterator[Callable[..., Any]]:
     mine: list[Any] = []
 
     def load_and_keep(path: Path, **options: Any) -> Any:
@@ -161,6 +163,18 @@ def load() -> Iterator[Callable[..., Any]]:
     yield load_and_keep
     for model in mine:
         model.close()
+
+
+@pytest.fixture
+def load() -> Iterator[Callable[..., Any]]:
+    """``load(path, **options)``: a model of the test's own, closed when the test ends."""
+    yield from _loading()
+
+
+@pytest.fixture(scope="module")
+def load_for_module() -> Iterator[Callable[..., Any]]:
+    """The same for all tests of a file."""
+    yield from _loading()
 
 
 _live: weakref.WeakSet[Any] = weakref.WeakSet()

@@ -1,0 +1,143 @@
+"""Comparisons that tell a numerical tie from a fault.
+
+The same text decoded in different batch shapes moves F32 logits by up to 0.023 (DESIGN 2.7). Where a law compares
+generated tokens, a first difference is accepted only if the two candidates were within `TIE` of each other there; the
+tie is reported as a `TieWarning`, and what comes after it is not compared. Anything else is a fault.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+TIE = 0.03
+
+Gap = Callable[[int], float]
+
+
+class TieWarning(UserWarning):
+    """Two candidates were numerically equal, and one side took the other one."""
+
+
+def same_tokens(expected: Sequence[int], got: Sequence[int], gap: Gap, what: str = "") -> None:
+    """`gap(i)`: how far apart the scores of `expected[i]` and `got[i]` were at index `i`."""
+    expected, got = [int(token) for token in expected], [int(token) for token in got]
+    if expected == got:
+        return
+    index = first_difference(expected, got)
+    if index == min(len(expected), len(got)):
+        raise AssertionError(f"{what}: one stops where the other goes on, at {index}\n  {expected}\n  {got}")
+    distance = gap(index)
+    if not distance < TIE:
+        raise AssertionError(
+            f"{what}: token {index} is {got[index]}, not {expected[index]}; the gap between them is {distance:.4f}"
+            f"\n  {expected}\n  {got}"
+        )
+    warnings.warn(
+        TieWarning(f"{what}: token {index} is {got[index]} or {expected[index]}, gap {distance:.4f}"), stacklevel=2
+    )
+
+
+def first_difference(a: Sequence[int], b: Sequence[int]) -> int:
+    for index, (x, y) in enumerate(zip(a, b, strict=False)):
+        if x != y:
+            return index
+    return min(len(a), len(b))
+
+
+def same_greedy(model: Any, prompt: Sequence[int], expected: Sequence[int], got: Sequence[int], what: str = "") -> None:
+    """Both are greedy continuations of `prompt`; a cold forward pass of `model` tells the gap."""
+
+    def gap(index: int) -> float:
+        logits = cold_logits(model, [*prompt, *expected[:index]])[-1]
+        return abs(float(logits[int(expected[index])] - logits[int(got[index])]))
+
+    same_tokens(expected, got, gap, what)
+
+
+def cold_logits(model: Any, tokens: Sequence[int]) -> torch.Tensor:
+    """Logits of every position, `(len(tokens), vocab)`, computed with nothing in memory."""
+    model.forget()
+    logits: torch.Tensor = model(torch.tensor([[int(token) for token in tokens]]), use_cache=False).logits[0]
+    model.forget()
+    return logits
+
+
+def same_generation(reference: Any, model: Any, ids: torch.Tensor, seed: int | None = None, **kwargs: Any) -> Any:
+    """`model.generate` does what transformers' own model with the same weights does; returns `model`'s output.
+
+    All rows, greedy or sampled with `seed`. Ties are judged by the processed scores that transformers' model gave; for
+    sampling plus the noise that `torch.multinomial` drew (it takes the largest of `probability / exponential noise`).
+    """
+    kwargs = {"max_new_tokens": 12, "do_sample": seed is not None, "pad_token_id": 2, "eos_token_id": 2} | kwargs
+    kwargs |= {"return_dict_in_generate": True, "output_scores": True, "output_logits": True}
+    outputs = []
+    for each in (reference, model):
+        torch.manual_seed(seed or 0)
+        outputs.append(each.generate(ids, **kwargs))
+    expected, got = outputs
+
+    def gap_in(row: int) -> Gap:
+        def gap(index: int) -> float:
+            scores = expected.scores[index][row].double()
+            if seed is not None:
+                scores = scores - noise(seed, index, expected.scores[index].shape)[row].double().log()
+            a, b = (int(out.sequences[row, ids.shape[1] + index]) for out in outputs)
+            return abs(float(scores[a] - scores[b]))
+
+        return gap
+
+    assert got.sequences.shape[0] == expected.sequences.shape[0]
+    for row in range(expected.sequences.shape[0]):
+        rows = [_unpadded(out.sequences[row, ids.shape[1] :].tolist(), kwargs["eos_token_id"]) for out in outputs]
+        same_tokens(*rows, gap_in(row), f"row {row}, {kwargs}")
+    return got
+
+
+def _unpadded(tokens: list[int], end: int | list[int] | None) -> list[int]:
+    """Up to and including the end token: rows that differ at a tie need not have the same length."""
+    ends = end if isinstance(end, list) else [end]
+    for index, token in enumerate(tokens):
+        if token in ends:
+            return tokens[: index + 1]
+    return tokens
+
+
+def noise(seed: int, step: int, shape: torch.Size) -> torch.Tensor:
+    """What `torch.multinomial(probabilities, 1)` divides by at `step`, one call a step since `manual_seed(seed)`."""
+    generator = torch.Generator().manual_seed(seed)
+    for _ in range(step):
+        torch.empty(shape).exponential_(1, generator=generator)
+    return torch.empty(shape).exponential_(1, generator=generator)
+
+
+def same_beams(reference: Any, model: Any, ids: torch.Tensor, seed: int | None = None, **kwargs: Any) -> Any:
+    """Beam search ends in the same hypotheses; two of equal score (to 1e-3) may change places. Returns the output."""
+    kwargs = {"max_new_tokens": 12, "do_sample": seed is not None, "pad_token_id": 2, "eos_token_id": 2} | kwargs
+    kwargs |= {"return_dict_in_generate": True, "output_scores": True}
+    outputs = []
+    for each in (reference, model):
+        torch.manual_seed(seed or 0)
+        outputs.append(each.generate(ids, **kwargs))
+    expected, got = outputs
+    assert got.sequences.shape[0] == expected.sequences.shape[0]
+    torch.testing.assert_close(got.sequences_scores, expected.sequences_scores, atol=0.01, rtol=0)
+    for row in range(expected.sequences.shape[0]):
+        a, b = (out.sequences[row, ids.shape[1] :].tolist() for out in outputs)
+        score, other = (float(out.sequences_scores[row]) for out in outputs)
+        if a != b and abs(score - other) > 1e-3:
+            raise AssertionError(f"row {row}, {kwargs}: {b}, not {a}; scores {other:.5f} and {score:.5f}")
+        if a != b:
+            warnings.warn(TieWarning(f"row {row}: two hypotheses of score {score:.5f}"), stacklevel=2)
+    return got
+
+
+@contextmanager
+def evaluates(model: Any, tokens: int) -> Iterator[None]:
+    """The one `generate()` call inside evaluates exactly so many tokens, prompt and generation together."""
+    yield
+    assert model.last_stats.evaluated_tokens == tokens, model.last_stats

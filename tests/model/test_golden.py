@@ -1,0 +1,51 @@
+"""What transformers 4.46.3 generated from the same F32 weights, token for token (`../golden/README.md`).
+
+With the options a user gets by default, so keys and values are F16.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from compare import first_difference
+
+GOLDEN = json.loads((Path(__file__).parent.parent / "golden" / "open.json").read_text(encoding="utf-8"))
+MODES = ("greedy", "greedy_penalty", "beam4", "beam3_len")
+CASES = [case for case in GOLDEN["cases"] if case["mode"] in MODES]
+
+
+@pytest.fixture(scope="module")
+def model(load_for_module: Callable[..., Any], smollm2_f32_path: Path) -> Any:
+    return load_for_module(smollm2_f32_path)
+
+
+def test_there_are_three_prompts_in_each_mode() -> None:
+    assert [case["mode"] for case in CASES].count("greedy") == 3
+    assert len(CASES) == 3 * len(MODES)
+
+
+@pytest.mark.parametrize("case", CASES, ids=[f"{case['mode']}-{case['prompt'][:9]!r}" for case in CASES])
+def test_new_ids_are_equal(model: Any, case: dict[str, Any]) -> None:
+    prompt = torch.tensor([case["prompt_ids"]])
+    output = model.generate(prompt, max_new_tokens=64, **case["kwargs"])
+    got = output[0, prompt.shape[1] :].tolist()
+    expected = case["new_ids"]
+    if "tie_at" in case:  # two candidates equal to within case["tie_gap"]; what follows depends on the choice
+        got, expected = got[: case["tie_at"]], expected[: case["tie_at"]]
+    assert got == expected, f"first difference at {first_difference(expected, got)}"
+
+
+@pytest.mark.parametrize("entry", GOLDEN["losses"], ids=[entry["text"][:9] for entry in GOLDEN["losses"]])
+def test_losses_are_equal(model: Any, entry: dict[str, Any]) -> None:
+    ids = torch.tensor([next(case["prompt_ids"] for case in CASES if case["prompt"] == entry["text"])])
+    assert float(model(ids, labels=ids).loss) == pytest.approx(entry["loss"], abs=1e-3)
+
+
+@pytest.mark.parametrize("case", CASES[:: len(MODES)], ids=[case["prompt"][:9] for case in CASES[:: len(MODES)]])
+def test_the_tokenizer_gives_the_prompt_ids(model: Any, case: dict[str, Any]) -> None:
+    assert model.tokenizer(case["prompt"]).input_ids == case["prompt_ids"]
