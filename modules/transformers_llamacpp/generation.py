@@ -21,6 +21,9 @@ __all__ = ["LlamaCppGenerationMixin", "default_generation_config"]
 
 logger = logging.getLogger(__name__)
 
+FORWARDED = frozenset({compat.CACHE_NAME, "use_cache", "logits_to_keep", "output_hidden_states", "output_attentions"})
+"""What a step of a generation loop hands on to `forward`, beside the tokens and their mask."""
+
 SAMPLING_KEYS = {
     "general.sampling.temp": ("temperature", float),
     "general.sampling.top_k": ("top_k", int),
@@ -150,9 +153,8 @@ class LlamaCppGenerationMixin:
             }
         if attention_mask is not None:
             model_inputs["attention_mask"] = attention_mask
-        kwargs.pop("position_ids", None)
-        kwargs.pop("labels", None)
-        return model_inputs | kwargs
+        # transformers' loops carry more than a forward pass takes (the tokenizer, positions); typos were caught before
+        return model_inputs | {name: value for name, value in kwargs.items() if name in FORWARDED}
 
     def _prepare_cache_for_generation(
         self, generation_config: Any, model_kwargs: dict[str, Any], *args: Any, **kwargs: Any
@@ -161,7 +163,7 @@ class LlamaCppGenerationMixin:
         if request is not None:
             request.generation_config = generation_config
         implementation = generation_config.cache_implementation
-        if implementation not in (None, "dynamic"):
+        if implementation not in (None, "dynamic", "dynamic_full"):
             raise ValueError(
                 f"cache_implementation={implementation!r} does not apply: the cache is llama.cpp's. Its types are set at "
                 "loading: LlamaCppConfig(type_k=..., type_v=...)"

@@ -332,13 +332,17 @@ class SequencePool:
             self._free.sort(reverse=True)
 
     def _is_covered(self, sequence: Sequence) -> bool:
-        """Another resident sequence can stand in for it in every match."""
+        """Another idle sequence in the buffer can stand in for it in every match; a held one may be gone in a moment."""
         if self.backend.limits.recurrent or self.backend.limits.n_swa:
             return False
         tokens = np.frombuffer(sequence.tokens, np.int32) if sequence.tokens else np.empty(0, np.int32)
         n = len(tokens)
         return any(
-            other is not sequence and other.resident and len(other) >= n and common_prefix(other.tokens, tokens, n) == n
+            other is not sequence
+            and other.resident
+            and not other.held
+            and len(other) >= n
+            and common_prefix(other.tokens, tokens, n) == n
             for other in self.sequences
         )
 
@@ -358,6 +362,8 @@ class SequencePool:
     def _trim_host(self) -> None:
         saved = sorted((s for s in self.sequences if s.state and not s.held), key=lambda s: s.last_use)
         total = sum(len(s.state or b"") for s in saved)
+        # one that is larger than everything allowed goes first: it would only take the others with it
+        saved.sort(key=lambda s: len(s.state or b"") <= self.host_cache_bytes)
         for sequence in saved:
             if total <= self.host_cache_bytes:
                 break

@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from .batch import Job
 from .engine import Engine, Progress, Usage, shared_prefix
-from .errors import InvalidInputError
+from .errors import ClosedError, InvalidInputError, UnsupportedFeatureError
 from .sequence import EMBEDDED, Sequence
 
 __all__ = ["Feed", "feed"]
@@ -78,10 +78,21 @@ def feed(
     except BaseException:
         engine.release(made)
         for index, sequence in enumerate(sequences):
-            if sequence is not None and sequence not in made and len(sequence) > before[index] and not engine.closed:
-                engine.truncate(sequence, before[index])
+            if sequence is not None and sequence not in made and len(sequence) > before[index]:
+                _take_back(engine, sequence, before[index])
         raise
     return ready, _logits(engine, rows, new), _hidden(engine, rows, new)
+
+
+def _take_back(engine: Engine, sequence: Sequence, length: int) -> None:
+    """Undo what an earlier wave of a failed call stored. Where that is impossible the row is closed, and says so when used;
+    the error that is on its way up stays the one the caller sees."""
+    try:
+        engine.truncate(sequence, length)
+    except UnsupportedFeatureError:
+        engine.discard([sequence])
+    except ClosedError:
+        pass  # the model went away meanwhile, and its sequences with it
 
 
 def _row(new: Feed, index: int) -> _Row:

@@ -213,20 +213,22 @@ def test_what_finalizers_leave_is_released_by_the_next_call() -> None:
     engine.forget()
 
 
-def test_a_sequence_that_another_covers_is_closed_at_once() -> None:
+def test_a_sequence_that_an_idle_one_covers_is_closed_at_once() -> None:
     engine = make()
     long, _ = say(engine, A)
     short = engine.fork(long)
     short.truncate(3)
+    assert not engine.pool._is_covered(short), "a held one may be gone in a moment"
+    engine.release([long])
     assert engine.pool._is_covered(short) and not engine.pool._is_covered(long)
     engine.release([short])
-    assert short.closed
+    assert short.closed and not long.closed
     other, _ = say(engine, [1, 2, 9])
     assert not engine.pool._is_covered(other)
     engine.release([other])
     assert not other.closed
-    engine.pool.park(long)
     copy = engine.fork(long)
+    engine.pool.park(long)
     assert not engine.pool._is_covered(copy), "only a resident one can stand in"
 
 

@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from ..backend import DecodeStatus, Limits
 from ..batch import Batch
-from ..errors import DecodeError, ModelLoadError, OptionError, StateError
+from ..errors import ClosedError, DecodeError, ModelLoadError, OptionError, StateError
 from .library import llama_cpp, recent_errors
 from .model import NativeModel
 from .params import KV_TYPES
@@ -159,6 +159,8 @@ class NativeBackend:
     # -- decoding ----------------------------------------------------------------------------------------------
 
     def decode(self, batch: Batch) -> DecodeStatus:
+        if self._context is None:
+            raise ClosedError("there is no llama.cpp context any more; load the model again with from_pretrained()")
         n = batch.n_tokens
         if not 0 < n <= self._limits.n_batch or batch.n_outputs > self._limits.n_outputs:
             raise DecodeError(f"a batch of {n} tokens and {batch.n_outputs} rows breaks the limits {self._limits}", -1)
@@ -198,6 +200,8 @@ class NativeBackend:
     # -- memory ------------------------------------------------------------------------------------------------
 
     def _check_id(self, seq_id: int) -> int:
+        if self._context is None:
+            raise ClosedError("there is no llama.cpp context any more; load the model again with from_pretrained()")
         if not 0 <= seq_id < self._limits.n_seq_max:
             raise IndexError(f"sequence id {seq_id} is outside 0 .. {self._limits.n_seq_max - 1}")
         return seq_id

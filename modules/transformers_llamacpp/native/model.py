@@ -10,7 +10,7 @@ from typing import Any
 from ..errors import ModelLoadError, OptionError
 from .library import init_backend, llama_cpp, recent_errors
 from .params import NativeParams
-from .vocab import NativeVocab
+from .vocab import NativeVocab, read_metadata
 
 __all__ = ["NativeModel"]
 
@@ -29,6 +29,7 @@ class NativeModel:
         self.params = params
         self._pointer: Any = None
         self._lora: Any = None
+        self.vocab: NativeVocab = None  # type: ignore[assignment]  # set as soon as there is a model
         _check_file(path)
         devices = llama_cpp.llama_max_devices()
         if not -1 <= params.model.main_gpu < devices:
@@ -43,7 +44,7 @@ class NativeModel:
             if params.lora_path is not None:
                 self._load_lora(params.lora_path)
             self.vocab = NativeVocab(self._pointer, owner=self)
-            self.metadata = self._read_metadata()
+            self.metadata = read_metadata(self._pointer)
         except BaseException:
             self.close()
             raise
@@ -60,6 +61,8 @@ class NativeModel:
         return self._lora
 
     def close(self) -> None:
+        if self.vocab is not None:
+            self.vocab.close()
         if self._lora is not None:
             llama_cpp.llama_adapter_lora_free(self._lora)
             self._lora = None
@@ -81,27 +84,6 @@ class NativeModel:
         if not self._lora:
             self._lora = None
             raise ModelLoadError(f"llama.cpp cannot load the LoRA {path}: {'; '.join(lines) or 'no reason given'}", path)
-
-    def _read_metadata(self) -> dict[str, str]:
-        """All metadata that is not an array, as llama.cpp prints it."""
-        metadata = {}
-        for index in range(llama_cpp.llama_model_meta_count(self._pointer)):
-            key = self._text(llama_cpp.llama_model_meta_key_by_index, index)
-            value = self._text(llama_cpp.llama_model_meta_val_str_by_index, index)
-            if key is not None and value is not None:
-                metadata[key] = value
-        return metadata
-
-    def _text(self, function: Any, index: int) -> str | None:
-        size = 256
-        while True:
-            buffer = ctypes.create_string_buffer(size)
-            length = function(self._pointer, index, buffer, size)
-            if length < 0:
-                return None
-            if length < size:
-                return buffer.raw[:length].decode("utf-8", "replace")
-            size = length + 1
 
     @property
     def description(self) -> str:
