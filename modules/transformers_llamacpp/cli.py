@@ -48,7 +48,7 @@ def build_parser() -> argparse.ArgumentParser:
 
     one = commands.add_parser("generate", help="continue a text", description="Continue a text; stream it to stdout.")
     one.add_argument("model", help=model)
-    one.add_argument("prompt", nargs="?", help="the text; read from stdin when it is left out")
+    one.add_argument("prompt", help="the text; - reads it from stdin")
     _add_options(one, "sampling", "context", "model")
     one.set_defaults(run=_generate)
 
@@ -163,18 +163,14 @@ def _serve(arguments: argparse.Namespace) -> int:
         raise ModelLoadError(f"--model-dir {folder} is not a folder", str(folder))
     path = Path(source).expanduser() if source else None
     if folder is None:
-        folder = path if path and path.is_dir() else path.parent if path and path.is_file() else Path(".")
+        folder = path if path and path.is_dir() else path.parent if path and path.is_file() else Path("models")
     from .server import app, host
 
     sock = app.open_socket(arguments.host, arguments.port)  # before the model: a busy port is known at once
-    options = _given(arguments, "context", "model")
-    served = host.ModelHost(folder)
+    served = host.ModelHost(folder, _given(arguments, "context", "model"))
     if source:
         print(f"Loading {source}", flush=True)
-        if path and path.is_file():
-            served.load(served.add_file(path), options)
-        else:
-            served.load_source(source, source, options)
+        served.load(served.add(source), {})
     app.serve(served, sock, lambda url: print(f"Ready: open {url} in a browser", flush=True))
     return 0
 
@@ -182,7 +178,7 @@ def _serve(arguments: argparse.Namespace) -> int:
 def _generate(arguments: argparse.Namespace) -> int:
     from .terminal import print_completion
 
-    prompt = arguments.prompt if arguments.prompt is not None else sys.stdin.read()
+    prompt = sys.stdin.read() if arguments.prompt == "-" else arguments.prompt
     with _load(arguments.model, arguments) as model:
         print_completion(model, prompt, _sampling(arguments))
     return 0

@@ -5,8 +5,7 @@ from __future__ import annotations
 import ipaddress
 import os
 import socket
-import threading
-from typing import Any
+from collections.abc import Callable
 
 # Read when Gradio is imported: nothing is reported anywhere, and no conversation is kept in the browser's storage.
 os.environ.setdefault("GRADIO_ANALYTICS_ENABLED", "False")
@@ -21,7 +20,7 @@ from ..errors import OptionError
 from .host import ModelHost
 from .page import FOLDER, Page
 
-__all__ = ["create_app", "open_socket", "serve"]
+__all__ = ["Server", "create_app", "open_socket", "serve"]
 
 LOOPBACK_NAMES = ["localhost", "127.0.0.1", "[::1]"]
 PORTS_TO_TRY = 20
@@ -108,31 +107,25 @@ def _loopback(address: str) -> tuple[socket.AddressFamily, str]:
     return (socket.AF_INET6 if parsed.version == 6 else socket.AF_INET), str(parsed)
 
 
-class _Server(uvicorn.Server):
-    """Tells `ready` when requests are answered."""
+class Server(uvicorn.Server):
+    """`run(sockets=[sock])` serves the page until `should_exit`; `announce` gets the address once it answers."""
 
-    def __init__(self, config: uvicorn.Config, ready: threading.Event) -> None:
-        super().__init__(config)
-        self.ready = ready
+    def __init__(self, host: ModelHost, announce: Callable[[str], None]) -> None:
+        super().__init__(
+            uvicorn.Config(create_app(host), log_level="warning", access_log=False, timeout_graceful_shutdown=2)
+        )
+        self.announce = announce
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
-        self.ready.set()
+        for sock in sockets or []:
+            name, port = sock.getsockname()[:2]
+            self.announce(f"http://[{name}]:{port}" if ":" in name else f"http://{name}:{port}")
 
 
-def serve(host: ModelHost, sock: socket.socket, announce: Any = print) -> None:
-    """Runs until interrupted; `announce` is called with the address once the page answers."""
-    config = uvicorn.Config(create_app(host), log_level="warning", access_log=False, timeout_graceful_shutdown=2)
-    server = _Server(config, threading.Event())
-    name, port = sock.getsockname()[:2]
-    url = f"http://[{name}]:{port}" if ":" in name else f"http://{name}:{port}"
-
-    def tell() -> None:
-        server.ready.wait()
-        announce(url)
-
-    threading.Thread(target=tell, daemon=True).start()
+def serve(host: ModelHost, sock: socket.socket, announce: Callable[[str], None]) -> None:
+    """Runs until interrupted, then frees the model."""
     try:
-        server.run(sockets=[sock])
+        Server(host, announce).run(sockets=[sock])
     finally:
         host.unload()

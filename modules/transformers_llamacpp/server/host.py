@@ -41,47 +41,54 @@ class ModelHost:
     decode), closes the old model and loads the new one. When that fails no model is left, and `error` says why.
     """
 
-    def __init__(self, model_dir: Path, loader: Loader = load) -> None:
+    def __init__(self, model_dir: Path, defaults: Mapping[str, Any] | None = None, loader: Loader = load) -> None:
+        """`defaults`: options that hold for every model unless a load says otherwise."""
         self.model_dir = model_dir
+        self.defaults = dict(defaults or {})
         self.model: Any = None
         self.name = ""
         self.options: dict[str, Any] = {}
         self.error: LlamaCppError | None = None
         self.loading = ""
         self._loader = loader
-        self._extra: dict[str, Path] = {}
+        self._extra: dict[str, str] = {}
         self._running: set[threading.Event] = set()
         self._idle = threading.Condition()
         self._change = threading.Lock()
 
-    def add_file(self, file: Path) -> str:
-        """Makes a file outside the folder loadable (the one from the command line); returns the name it goes by."""
-        for name, known in self.files().items():
-            if known.resolve() == file.resolve():
+    def add(self, source: str) -> str:
+        """Makes the model from the command line loadable, wherever it is; returns the name it goes by."""
+        file = Path(source).expanduser()
+        if not file.is_file():
+            self._extra[source] = source  # a folder or a hub repository
+            return source
+        for name, known in self.sources().items():
+            if Path(known).resolve() == file.resolve():
                 return name
-        self._extra[file.name] = file
+        self._extra[file.name] = str(file)
         return file.name
 
-    def files(self) -> dict[str, Path]:
-        """What may be loaded, by name: the folder as it is now, and the file from the command line."""
-        return {**gguf_files(self.model_dir), **self._extra}
+    def sources(self) -> dict[str, str]:
+        """What may be loaded, by name: the files in the folder as it is now, and the model from the command line."""
+        return {name: str(file) for name, file in gguf_files(self.model_dir).items()} | self._extra
 
     def load(self, name: str, options: Mapping[str, Any]) -> None:
-        """Loads the model called `name` in place of the present one. Raises `LlamaCppError`."""
-        file = self.files().get(name)
-        if file is None:
-            raise ModelLoadError(f"there is no model {name!r} in {self.model_dir}")
-        check_gguf(file)  # before the old model is given up
-        self.load_source(str(file), name, options)
+        """Loads the model called `name` in place of the present one; an option that is `None` is left to llama.cpp.
 
-    def load_source(self, source: str, name: str, options: Mapping[str, Any]) -> None:
-        """The same for anything `from_pretrained` takes; not for names that come in over the network."""
+        Raises `LlamaCppError`.
+        """
+        source = self.sources().get(name)
+        if source is None:
+            raise ModelLoadError(f"there is no model {name!r} in {self.model_dir}")
+        if Path(source).is_file():
+            check_gguf(Path(source))  # before the old model is given up
+        options = {key: value for key, value in {**self.defaults, **options}.items() if value is not None}
         with self._change:
             self.loading = name
             try:
                 self._unload()
                 self.model = self._loader(source, options)
-                self.name, self.options, self.error = name, dict(options), None
+                self.name, self.options, self.error = name, options, None
             except LlamaCppError as error:
                 self.error = error
                 raise
@@ -100,6 +107,11 @@ class ModelHost:
             old, self.model, self.name = self.model, None, ""
         if old is not None:
             old.close()
+
+    @property
+    def calls(self) -> int:
+        """How many calls run on the model right now."""
+        return len(self._running)
 
     @contextmanager
     def use(self, stop: threading.Event) -> Iterator[Any]:

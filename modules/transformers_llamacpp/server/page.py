@@ -122,7 +122,7 @@ class Page:
         self.prompt.stop(self._stop, None, None, **quick)
         self.undo.click(self._undo, [self.history], outputs, **quick)
         self.clear.click(lambda: self._idle([], ""), None, outputs, **quick)
-        self.rescan.click(lambda: gr.Dropdown(choices=list(self.host.files())), None, self.file, **quick)
+        self.rescan.click(lambda: gr.Dropdown(choices=list(self.host.sources())), None, self.file, **quick)
         loading = {**slow, "concurrency_limit": 1}
         shown = [self.load_status, self.load, self.badge]
         self.load.click(self._load, [self.file, *self.load_controls], shown, **loading)
@@ -212,7 +212,7 @@ class Page:
 
     def _opened(self) -> Any:
         """What a page that is opened later has to show: the model may have changed since the server started."""
-        names = list(self.host.files())
+        names = list(self.host.sources())
         value = self.host.name if self.host.name in names else next(iter(names), None)
         error = error_html(self.host.error) if self.host.error else ""
         options = [self.host.options.get(entry.name, entry.default) or 0 for entry in LOAD_OPTIONS]
@@ -243,7 +243,7 @@ class Page:
     def _load_quietly(self, name: str | None, values: Sequence[Any], failure: list[BaseException]) -> None:
         try:
             options = {entry.name: value_of(entry, value) for entry, value in zip(LOAD_OPTIONS, values, strict=True)}
-            self.host.load(name or "", {key: value for key, value in options.items() if value is not None})
+            self.host.load(name or "", options)
         except BaseException as error:  # it belongs to the page, not to this thread
             failure.append(error)
 

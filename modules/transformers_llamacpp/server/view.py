@@ -59,7 +59,9 @@ def status_html(progress: Progress) -> str:
     if progress.new_tokens:
         rate = progress.new_tokens / progress.seconds if progress.seconds > 0 else 0.0
         return f'<div class="line"><span>{progress.new_tokens} tokens</span><span>{rate:.1f} tokens/s</span></div>'
-    share = progress.evaluated / progress.total if progress.total else 0.0
+    if not progress.total:
+        return '<div class="line"><span>Waiting for the model</span></div>'
+    share = progress.evaluated / progress.total
     return (
         f'<div class="line"><span>Reading the prompt: {progress.evaluated:,} of {progress.total:,} tokens</span>'
         f'<progress max="1" value="{share:.3f}"></progress></div>'
