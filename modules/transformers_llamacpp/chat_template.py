@@ -9,6 +9,8 @@ import logging
 from collections.abc import Mapping
 from typing import Any
 
+from .errors import UnsupportedFeatureError
+
 __all__ = ["broken_templates", "encode_marked", "template_from_metadata"]
 
 logger = logging.getLogger(__name__)
@@ -65,4 +67,9 @@ def encode_marked(tokenizer: Any, text: str) -> list[int]:
     transformers mark up with private characters."""
     from transformers.utils import chat_template_utils
 
-    return list(chat_template_utils.encode_marked_chat(tokenizer, text))
+    encode = getattr(chat_template_utils, "encode_marked_chat", None)
+    if encode is None:
+        raise UnsupportedFeatureError(
+            "this release of transformers does not sanitize control tokens; 5.24 does", "sanitize_control_tokens"
+        )
+    return list(encode(tokenizer, text))

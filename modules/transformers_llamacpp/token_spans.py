@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from .native.vocab import HIDDEN, MATCHED_WHOLE
+from .native.vocab import HIDDEN, MATCHED_WHOLE, VocabType
 
 if TYPE_CHECKING:
     from .native.vocab import NativeVocab
@@ -28,7 +28,10 @@ def align(vocab: NativeVocab, text: str, ids: Sequence[int]) -> list[Span]:
     them, and the others have empty spans. Vocabularies that change the text (BERT lowers case, T5 merges spaces) are
     aligned letter by letter; a span is then the part of the text the token came from, as near as can be told.
     """
-    data = _SURROGATE.sub("\ufffd", text).encode("utf-8")
+    known = _SURROGATE.sub("\ufffd", text)
+    if vocab.type is VocabType.SPM:
+        known = known.replace("▁", " ")  # SentencePiece spells both alike
+    data = known.encode("utf-8")
     ends = _exact(vocab, data, ids)
     if ends is None:
         return _loose(vocab, text, ids)

@@ -21,6 +21,10 @@ from .tokenizer_files import CONFIG_FILE, VOCAB_FILE, copy_vocabulary, read_conf
 
 __all__ = ["LlamaCppGPT2Tokenizer", "LlamaCppTokenizer"]
 
+_SAVED = (
+    *("add_bos_token", "add_eos_token", "clean_up_tokenization_spaces", "model_max_length"),
+    *("padding_side", "split_special_tokens", "truncation_side"),
+)
 _SETTINGS = {
     *PreTrainedTokenizerBase.SPECIAL_TOKENS_ATTRIBUTES,
     *("add_bos_token", "add_eos_token", "additional_special_tokens", "extra_special_tokens"),
@@ -50,8 +54,8 @@ class LlamaCppTokenizer(EncodingTokenizer):
       `apply_chat_template(tokenize=True)` adds nothing to what the template writes, as in transformers.
     - `decode` joins the tokens' bytes. A space that the vocabulary puts before words (SentencePiece) is taken away at
       the start and after special tokens, where tokenizing put it, so that `decode(encode(text)) == text`. Bytes that
-      are not (yet) a character are U+FFFD. The tidying of spaces that `llama_detokenize` does is not done, except for
-      BERT vocabularies (`clean_up_tokenization_spaces`).
+      are not (yet) a character are U+FFFD. The tidying of spaces that `llama_detokenize` does is left to
+      `clean_up_tokenization_spaces=True`: it changes text that was streamed before.
     - *Lone surrogates* in a text count as U+FFFD.
     - *Padding* is on the left, with the GGUF's padding token, else EOS.
     - The vocabulary is fixed: the model has no embedding for a new token, so adding one is an error.
@@ -85,7 +89,6 @@ class LlamaCppTokenizer(EncodingTokenizer):
             kwargs.setdefault(name, vocab.text(token))
         self.add_bos_token = vocab.add_bos if add_bos_token is None else bool(add_bos_token)
         self.add_eos_token = vocab.add_eos if add_eos_token is None else bool(add_eos_token)
-        kwargs.setdefault("clean_up_tokenization_spaces", vocab.type is VocabType.WPM)
         length = metadata.get(f"{metadata.get('general.architecture')}.context_length", "")
         if length.isdigit():
             kwargs.setdefault("model_max_length", int(length))
@@ -165,7 +168,8 @@ class LlamaCppTokenizer(EncodingTokenizer):
     ) -> tuple[str, ...]:
         """The last step of `save_pretrained`. `legacy_format` chooses between two formats of which neither is ours."""
         config = Path(save_directory) / f"{filename_prefix + '-' if filename_prefix else ''}{CONFIG_FILE}"
-        add: dict[str, Any] = {"add_bos_token": self.add_bos_token, "add_eos_token": self.add_eos_token}
+        # transformers saves what was passed at first; what was set on the object since counts as well.
+        add: dict[str, Any] = {name: getattr(self, name) for name in _SAVED}
         if self._extra_special_tokens:
             add["extra_special_tokens"] = [str(token) for token in self._extra_special_tokens]
         # The GGUF says these better than a copy of up to thousands of entries.

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterable, Sequence
+from types import SimpleNamespace
 from typing import Any
 
-from tokenizers import AddedToken
+from tokenizers import AddedToken, decoders
 from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 from transformers.utils import to_py_obj
 
 from .errors import UnsupportedFeatureError
-from .native.vocab import HIDDEN, MATCHED_WHOLE, NativeVocab, open_vocab
+from .native.vocab import HIDDEN, MATCHED_WHOLE, NativeVocab, VocabType, open_vocab
 
 __all__ = ["VocabularyTokenizer"]
 
@@ -53,6 +54,14 @@ class VocabularyTokenizer(PreTrainedTokenizerBase):
     def is_fast(self) -> bool:
         """False: there is no `tokenizers` object behind this. Offsets work all the same."""
         return False
+
+    @property
+    def backend_tokenizer(self) -> Any:
+        """Only what transformers 5.24 asks of it: `decoder` says how tokens spell bytes, so that `stop_strings` are
+        found where a character is spread over several tokens."""
+        if self.vocab.spells_bytes:
+            return SimpleNamespace(decoder=decoders.ByteLevel())
+        return SimpleNamespace(decoder=decoders.ByteFallback()) if self.vocab.type is VocabType.SPM else None
 
     @property
     def vocab_size(self) -> int:
@@ -181,6 +190,10 @@ class VocabularyTokenizer(PreTrainedTokenizerBase):
         return 0
 
     # ---- decoding -----------------------------------------------------------------------------------------------
+
+    def batch_decode(self, sequences: Any, *args: Any, **kwargs: Any) -> list[str]:
+        """As in transformers 5.24 on every release: an empty batch gives an empty list."""
+        return super().batch_decode(sequences, *args, **kwargs) if len(sequences) else []
 
     def _decode(
         self,
