@@ -1,0 +1,95 @@
+"""The bare low-level API: what `benchmarks/` and the memory test hold `generate()` against.
+
+One process, one answer: a JSON line with the load time, the peak memory and, with `--tokens`, the time of a greedy loop.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import json
+import sys
+import time
+
+import llama_cpp
+import numpy as np
+
+QUIET = llama_cpp.llama_log_callback(lambda level, text, data: None)
+
+
+def peak_bytes() -> int:
+    """Peak resident memory of this process."""
+    if sys.platform == "win32":
+        import psutil
+
+        return int(psutil.Process().memory_info().peak_wset)
+    import resource
+
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return int(peak if sys.platform == "darwin" else peak * 1024)
+
+
+class Bare:
+    """A model and a context with one sequence, decoded token by token."""
+
+    def __init__(self, path: str, n_ctx: int, n_threads: int) -> None:
+        llama_cpp.llama_log_set(QUIET, ctypes.c_void_p(0))
+        llama_cpp.llama_backend_init()
+        started = time.perf_counter()
+        model_params = llama_cpp.llama_model_default_params()
+        if b"AMX_INT8 = 1" in llama_cpp.llama_print_system_info():
+            model_params.use_extra_bufts = False  # as the package does: GCC before 13.3 miscompiles these kernels
+        self.model = llama_cpp.llama_model_load_from_file(path.encode(), model_params)
+        params = llama_cpp.llama_context_default_params()
+        params.n_ctx, params.n_batch, params.n_ubatch = n_ctx, 512, 512
+        params.n_threads = params.n_threads_batch = n_threads
+        params.kv_unified, params.flash_attn_type = True, 0
+        self.context = llama_cpp.llama_init_from_model(self.model, params)
+        assert self.model and self.context
+        self.load_seconds = time.perf_counter() - started
+        self.n_vocab = llama_cpp.llama_vocab_n_tokens(llama_cpp.llama_model_get_vocab(self.model))
+        self.batch = llama_cpp.llama_batch_init(512, 0, 1)
+        self.n_past = 0
+
+    def decode(self, tokens: list[int]) -> int:
+        """Store the tokens; the most likely next one."""
+        batch = self.batch
+        batch.n_tokens = len(tokens)
+        for index, token in enumerate(tokens):
+            batch.token[index], batch.pos[index] = token, self.n_past + index
+            batch.n_seq_id[index], batch.seq_id[index][0] = 1, 0
+            batch.logits[index] = index == len(tokens) - 1
+        assert llama_cpp.llama_decode(self.context, batch) == 0
+        self.n_past += len(tokens)
+        row = llama_cpp.llama_get_logits_ith(self.context, len(tokens) - 1)
+        address = ctypes.cast(row, ctypes.c_void_p).value
+        assert address
+        memory = (ctypes.c_float * self.n_vocab).from_address(address)
+        return int(np.frombuffer(memory, np.float32).argmax())
+
+    def greedy(self, prompt: list[int], n: int) -> float:
+        """Seconds for `n` new tokens after `prompt`, from an empty buffer."""
+        llama_cpp.llama_memory_clear(llama_cpp.llama_get_memory(self.context), False)
+        self.n_past = 0
+        started = time.perf_counter()
+        token = self.decode(prompt)
+        for _ in range(n - 1):
+            token = self.decode([token])
+        return time.perf_counter() - started
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("file")
+    parser.add_argument("--n-ctx", type=int, default=1024)
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--prompt", type=int, default=10, help="tokens in the prompt")
+    parser.add_argument("--tokens", type=int, default=1, help="new tokens")
+    args = parser.parse_args()
+    bare = Bare(args.file, args.n_ctx, args.threads)
+    seconds = bare.greedy(list(range(100, 100 + args.prompt)), args.tokens)
+    print(json.dumps({"load_seconds": bare.load_seconds, "seconds": seconds, "peak_bytes": peak_bytes()}))
+
+
+if __name__ == "__main__":
+    main()
