@@ -8,7 +8,6 @@ import sys
 from pathlib import Path
 
 import pytest
-
 from transformers_llamacpp import cli
 
 pytestmark = pytest.mark.once
