@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -64,6 +65,9 @@ class LlamaCppForCausalLM(LlamaCppGenerationMixin, PreTrainedModel, GenerationMi
         self._tokenizer: Any = None
         self._load_lock = threading.Lock()
         self.training = False
+        # a model that is dropped without close() must not keep its memory; at exit this also frees contexts before llama.cpp
+        # itself is torn down
+        self._finalizer = weakref.finalize(self, _free, engine, native)
 
     # -- loading -------------------------------------------------------------------------------------------------
 
@@ -132,10 +136,12 @@ class LlamaCppForCausalLM(LlamaCppGenerationMixin, PreTrainedModel, GenerationMi
     # -- life ------------------------------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """Free native memory; idempotent. A call that runs on another thread gets a `ClosedError` at its next decode."""
-        with self.engine.lock:
-            self.engine.close()
-            self.native.close()
+        """Free native memory; idempotent. A call that runs on another thread gets a `ClosedError` at its next decode.
+
+        The tokenizer stays usable: it opens the vocabulary again when asked. A model that is garbage collected is closed
+        as well.
+        """
+        self._finalizer()
 
     def __enter__(self) -> LlamaCppForCausalLM:
         return self
@@ -320,6 +326,12 @@ class LlamaCppForCausalLM(LlamaCppGenerationMixin, PreTrainedModel, GenerationMi
         raise InvalidInputError(
             f"token id {ids[bad][0]} is outside the vocabulary 0 .. {self.config.vocab_size - 1}"
         )
+
+
+def _free(engine: Engine, native: NativeModel) -> None:
+    with engine.lock:
+        engine.close()
+        native.close()
 
 
 def _masks(

@@ -43,7 +43,7 @@ class NativeModel:
             self._check_architecture()
             if params.lora_path is not None:
                 self._load_lora(params.lora_path)
-            self.vocab = NativeVocab(self._pointer, owner=self)
+            self.vocab = NativeVocab(self._pointer, path=path)
             self.metadata = read_metadata(self._pointer)
         except BaseException:
             self.close()
