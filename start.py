@@ -152,18 +152,19 @@ def run_tests(arguments: list[str]) -> int:
     failed = []
     for name, command in steps:
         say("{}: {}".format(name, " ".join(command[1:])))
-        if wait_for(command) != 0:
+        if wait_for(command, ROOT) != 0:
             failed.append(name)
     say("FAILED: {}".format(", ".join(failed)) if failed else "All passed: {}".format(", ".join(n for n, _ in steps)))
     return 1 if failed else 0
 
 
-def wait_for(command: list[str]) -> int:
-    process = subprocess.Popen(command, cwd=str(ROOT))
+def wait_for(command: list[str], folder: Path | None = None) -> int:
+    """Runs a command, in `folder` or where the user is, and lets it decide what Ctrl-C means."""
+    process = subprocess.Popen(command, cwd=folder)
     while True:
         try:
             return process.wait()
-        except KeyboardInterrupt:  # the console sent it to the child as well, which ends in its own way
+        except KeyboardInterrupt:  # the console sent it to the child as well
             continue
 
 
@@ -310,18 +311,7 @@ def cpu_index_reachable() -> bool:
     if sys.platform != "linux":
         return False
     try:
-        pip(
-            "index",
-            "versions",
-            "torch",
-            "--index-url",
-            CPU_TORCH_INDEX,
-            "--timeout",
-            "5",
-            "--retries",
-            "0",
-            quiet=True,
-        )
+        pip("index", "versions", "torch", "--index-url", CPU_TORCH_INDEX, "--timeout=5", "--retries=0", quiet=True)
     except StepFailed:
         return False
     return True
