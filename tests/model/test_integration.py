@@ -134,13 +134,14 @@ import json, sys
 import torch
 from transformers import AutoModelForCausalLM
 from transformers_llamacpp import LlamaCppConfig, LlamaCppForCausalLM, ModelLoadError
+repo = "some-user/some-model-GGUF"
 answers = {}
 for name, load in {
-    "ours": lambda: LlamaCppForCausalLM.from_pretrained("some-user/some-model-GGUF", n_ctx=64),
-    "by file": lambda: LlamaCppForCausalLM.from_pretrained("some-user/some-model-GGUF", gguf_file="tiny.gguf", n_ctx=64),
+    "ours": lambda: LlamaCppForCausalLM.from_pretrained(repo, n_ctx=64),
+    "by file": lambda: LlamaCppForCausalLM.from_pretrained(repo, gguf_file="tiny.gguf", n_ctx=64),
     "auto": lambda: AutoModelForCausalLM.from_pretrained(
-        "some-user/some-model-GGUF", gguf_file="tiny.gguf", quantization_config=LlamaCppConfig(n_ctx=64)),
-    "other file": lambda: LlamaCppForCausalLM.from_pretrained("some-user/some-model-GGUF", gguf_file="no.gguf"),
+        repo, gguf_file="tiny.gguf", quantization_config=LlamaCppConfig(n_ctx=64)),
+    "other file": lambda: LlamaCppForCausalLM.from_pretrained(repo, gguf_file="no.gguf"),
     "other repository": lambda: LlamaCppForCausalLM.from_pretrained("some-user/another-GGUF"),
 }.items():
     try:
