@@ -117,8 +117,10 @@ class Page:
         ]  # fmt: skip
         quick: dict[str, Any] = {"queue": False, "show_progress": "hidden", "api_visibility": "private"}
         slow: dict[str, Any] = {**quick, "queue": True, "concurrency_limit": None}
-        self.prompt.submit(self._send, [self.prompt, self.history, *settings], outputs, **slow)
-        self.regenerate.click(self._again, [self.history, *settings], outputs, **slow)
+        # "multiple": by itself Gradio drops an Enter that comes just before it has closed the event of the last answer.
+        answering = {**slow, "trigger_mode": "multiple"}
+        self.prompt.submit(self._send, [self.prompt, self.history, *settings], outputs, **answering)
+        self.regenerate.click(self._again, [self.history, *settings], outputs, **answering)
         self.prompt.stop(self._stop, None, None, **quick)
         self.undo.click(self._undo, [self.history], outputs, **quick)
         self.clear.click(lambda: self._idle([], ""), None, outputs, **quick)
@@ -154,7 +156,9 @@ class Page:
     def _answer(self, messages: list[Message], settings: Sequence[Any], request: gr.Request) -> Iterator[Any]:
         """`messages` ends with a question. One that gets no answer goes back into the text box, so nothing is lost."""
         session, stop = request.session_hash or "", threading.Event()
-        self._running[session] = stop
+        if self._running.setdefault(session, stop) is not stop:  # one answer at a time in a tab
+            yield {self.prompt: gr.skip()}
+            return
         shown, status = messages, ""
         yield self._busy(messages)
         try:
@@ -177,8 +181,7 @@ class Page:
                 raise
         finally:
             stop.set()
-            if self._running.get(session) is stop:
-                del self._running[session]
+            del self._running[session]
         if shown is messages:
             yield self._idle(messages[:-1], status, messages[-1]["content"])
         else:
