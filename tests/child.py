@@ -1,8 +1,8 @@
 """Runs one case of ``crash_cases.py`` in a process of its own, so that a crash shows as an exit status.
 
 ``Children`` starts one process that imports everything and then forks for each case (a fresh interpreter would spend
-five seconds on imports). Where there is no fork it starts a fresh one. A child ends as any Python program ends, so a
-crash in the interpreter's clean-up is seen too.
+five seconds on imports). Where there is no fork it starts a fresh one. Cases with `at_exit` end as any Python program
+ends, so that a crash in the interpreter's clean-up is seen too; the others leave at once.
 
     python child.py CASE      # one case, by hand
     python child.py           # reads case names from standard input, answers each with a line of JSON
@@ -11,6 +11,7 @@ crash in the interpreter's clean-up is seen too.
 from __future__ import annotations
 
 import faulthandler
+import gc
 import json
 import os
 import signal
@@ -31,19 +32,24 @@ def run_case(name: str) -> None:
     import crash_cases
 
     faulthandler.enable()
+    case = {**crash_cases.CASES, **crash_cases.CRASH}[name]
     try:
-        {**crash_cases.CASES, **crash_cases.CRASH}[name].run()
+        case.run()
         outcome: dict[str, Any] = {"kind": "answer"}
     except Exception as error:
         types = [kind.__name__ for kind in type(error).__mro__]
         outcome = {"kind": "exception", "types": types, "message": str(error), "trace": traceback.format_exc()}
     print(MARK + json.dumps(outcome), flush=True)
+    if not case.at_exit:
+        os._exit(0)
 
 
 def serve() -> bool:
     """True in a child that has to end now, False in the server when its input ends."""
     import crash_cases  # noqa: F401  (what all children need: imported once)
 
+    gc.collect()
+    gc.freeze()
     for line in sys.stdin:
         with tempfile.TemporaryFile() as output:
             started = time.monotonic()

@@ -21,7 +21,8 @@ pytestmark = pytest.mark.once
 @pytest.fixture(scope="module")
 def children() -> Iterator[Children]:
     package = Path(transformers_llamacpp.__file__).parent.parent
-    children = Children(dict(os.environ) | {"PYTHONPATH": str(package), "HF_HUB_OFFLINE": "1"})
+    environment = {"PYTHONPATH": str(package), "HF_HUB_OFFLINE": "1", "GGML_NO_BACKTRACE": "1"}
+    children = Children(dict(os.environ) | environment)
     yield children
     children.close()
 
