@@ -70,6 +70,8 @@ class Engine:
         """
         with self.lock:
             self._ready()
+            if not self.pool.prefix_reuse and tokens:
+                self.pool.empty_buffer()
             made: list[Sequence] = []
             starts: list[tuple[Sequence, int | None]] = []
             try:

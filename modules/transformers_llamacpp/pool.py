@@ -207,6 +207,12 @@ class SequencePool:
         """Free the cells of one sequence outside `busy`: an idle one, else a held one, whose state is saved."""
         return self._evict(busy) or self._park_held(busy)
 
+    def empty_buffer(self) -> None:
+        """Park everything, so that what comes next uses the cells it would use in a new context: equal bits need equal
+        cells."""
+        for sequence in [s for s in self.sequences if s.resident]:
+            self.park(sequence)
+
     def restore(self, sequence: Sequence, busy: Collection[Sequence]) -> bool:
         """Bring a saved sequence back, bit for bit, making room for it. False: it has to be evaluated again."""
         if sequence.state is None:
