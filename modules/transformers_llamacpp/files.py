@@ -93,11 +93,13 @@ def _first_shard(path: Path) -> Path:
 
 def _from_hub(repo: str, gguf_file: str | None, hub: dict[str, Any]) -> Path:
     import huggingface_hub
-    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+    from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
 
     try:
         name = gguf_file or _choose(repo, hub)
         paths = [Path(huggingface_hub.hf_hub_download(repo, shard, **hub)) for shard in _shard_names(name)]
+    except ModelLoadError:
+        raise
     except HFValidationError as error:
         raise ModelLoadError(f"{repo!r} is neither a file nor a folder here, and no hub repository id: {error}") from error
     except LocalEntryNotFoundError as error:
@@ -106,8 +108,12 @@ def _from_hub(repo: str, gguf_file: str | None, hub: dict[str, Any]) -> Path:
             "mode, or no network)",
             repo,
         ) from error
-    except (HfHubHTTPError, OSError) as error:
-        raise ModelLoadError(f"the hub does not give {gguf_file or 'the files'} of {repo}: {error}", repo) from error
+    except Exception as error:  # the hub's client lets through what its HTTP library raises, which differs by release
+        raise ModelLoadError(
+            f"{repo!r} is no file or folder here, and the hub does not give {gguf_file or 'its files'} either: "
+            f"{type(error).__name__}: {error}",
+            repo,
+        ) from error
     return paths[0]
 
 
