@@ -14,7 +14,14 @@ from compare import cold_logits, evaluates, same_greedy
 from transformers_llamacpp import LlamaCppCache, LlamaCppError
 from transformers_llamacpp.compat import cache_of
 
-KINDS = ("smollm2_f32", "gemma_f32", "tiny_llama", "tiny_swa", "tiny_mamba", "tiny_hybrid")
+KINDS = (
+    "smollm2_f32",
+    pytest.param("gemma_f32", marks=pytest.mark.once),  # slow, and to transformers no other than SmolLM2
+    "tiny_llama",
+    "tiny_swa",
+    "tiny_mamba",
+    "tiny_hybrid",
+)
 STATES = ("tiny_mamba", "tiny_hybrid")  # a state stands behind the last token and cannot go back
 CLOSE = 0.02
 TEXT = "The history of the Roman Empire begins with the founding of a small town on seven hills"
@@ -43,8 +50,8 @@ def more(model: Any) -> list[int]:
 
 def generate(model: Any, tokens: list[int], n: int, **kwargs: Any) -> list[int]:
     """`n` greedy tokens, no end token."""
-    ids = torch.tensor([tokens])
-    output = model.generate(ids, max_new_tokens=n, do_sample=False, eos_token_id=None, pad_token_id=0, **kwargs)
+    kwargs = {"max_new_tokens": n, "do_sample": False, "eos_token_id": None, "pad_token_id": 0} | kwargs
+    output = model.generate(torch.tensor([tokens]), **kwargs)
     return (output if isinstance(output, torch.Tensor) else output.sequences)[0, len(tokens) :].tolist()
 
 
@@ -271,10 +278,11 @@ def test_batched_rows_are_the_rows_alone(model: Any, prompt: list[int], more: li
 
 
 def test_prompt_lookup_is_plain_greedy(model: Any, prompt: list[int]) -> None:
+    """transformers 5.6.2 needs an end token here, and goes on beyond `max_new_tokens`."""
     text = [*prompt, *prompt[1:9]]  # something to look up
     plain = generate(model, text, 10)
     model.forget()
-    assisted = generate(model, text, 10, prompt_lookup_num_tokens=3)
+    assisted = generate(model, text, 10, prompt_lookup_num_tokens=3, eos_token_id=-1)
     same_greedy(model, text, plain, assisted[: len(plain)], "prompt lookup")
     assert model.last_stats.evaluated_tokens >= len(text)
 

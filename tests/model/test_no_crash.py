@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 import transformers_llamacpp
 from child import Children
-from crash_cases import ANSWER, CASES, EITHER
+from crash.case import ANSWER, EITHER
+from crash_cases import CASES
 
 pytestmark = pytest.mark.once
 
