@@ -43,6 +43,7 @@ file("ModelLoadError", "missing", lambda: None)
 file("ModelLoadError", "empty", lambda: b"")
 file("ModelLoadError", "garbage", lambda: b"not a model " * 1000)
 file("ModelLoadError", "zeros", lambda: bytes(100_000))
+file("ModelLoadError", "naming a token twice", lambda: whole().replace(b"<0x41>", b"<0x42>", 1))
 file("ModelLoadError", "another version", lambda: whole()[:4] + b"\x63\0\0\0" + whole()[8:])
 for share in (4, 8, 20, 24, 100, 5000, 20_000, 300_000, -1):
     file("ModelLoadError", f"cut at {share}", lambda share=share: whole()[:share])
