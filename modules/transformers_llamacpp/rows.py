@@ -63,9 +63,9 @@ def feed(
     """Store the new columns in the rows' sequences (`None`: a new text, which may start from a prefix in memory).
 
     Returns the sequences, logits `(rows, len(kept), n_vocab)` and the last hidden state `(rows, columns, n_embd)`,
-    zeros where `hidden_from` wants none, or `None`. A masked column after a row's first token answers with the logits of the
-    token before it, one before the first with zeros. All or nothing: after an exception the given sequences hold what
-    they held.
+    zeros where `hidden_from` wants none, or `None`. A masked column after a row's first token answers with the logits
+    of the token before it, one before the first with zeros. All or nothing: after an exception the given sequences hold
+    what they held.
     """
     rows = [_row(new, index) for index in range(new.n_rows)]
     for index, (row, sequence) in enumerate(zip(rows, sequences, strict=True)):
