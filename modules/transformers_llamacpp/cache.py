@@ -292,6 +292,10 @@ class LlamaCppCache(Cache):
         `(rows, columns, n_embd)`. All or nothing. `past_mask` is what the caller believes about the columns so far.
         """
         self._alive()
+        if repeats := self._expansion(feed_):
+            logits, hidden = self.feed(feed_.every(repeats), None if past_mask is None else past_mask[::repeats], usage)
+            self.batch_repeat_interleave(repeats)
+            return logits.repeat(repeats, axis=0), None if hidden is None else hidden.repeat(repeats, axis=0)
         if self._rows and len(self._rows) != feed_.n_rows:
             raise InvalidInputError(
                 f"the cache has {len(self._rows)} rows and the input {feed_.n_rows}: use "
@@ -302,6 +306,12 @@ class LlamaCppCache(Cache):
         after, logits, hidden = feed(self._engine, sequences, feed_, usage)
         self._remember(after, feed_)
         return logits, hidden
+
+    def _expansion(self, feed_: Feed) -> int:
+        """How often each row of the cache is asked for by equal rows of the input, as beams and return sequences do; 0 where
+        that is not so. Such rows are evaluated once and shared."""
+        repeats, rest = divmod(feed_.n_rows, len(self._rows) or feed_.n_rows)
+        return repeats if repeats > 1 and not rest and feed_.repeats_rows(repeats) else 0
 
     def _remember(self, sequences: list[Sequence], feed_: Feed) -> None:
         if not self._rows:

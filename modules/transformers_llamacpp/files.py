@@ -56,11 +56,13 @@ def _names(folder: Path) -> str:
 
 
 def _candidates(names: list[str]) -> list[str]:
-    """Models among the file names: no projectors, one entry for a split model."""
+    """Models among the file names: no projectors, no saved tokenizers, one entry for a split model."""
     models = []
     for name in names:
         base = name.rsplit("/", 1)[-1]
         shard = SHARD.match(base)
+        if base == "tokenizer.gguf":  # what LlamaCppTokenizer.save_pretrained writes: a vocabulary without weights
+            continue
         if name.endswith(".gguf") and "mmproj" not in base.lower() and (not shard or int(shard["number"]) == 1):
             models.append(name)
     return models

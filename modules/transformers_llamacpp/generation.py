@@ -120,12 +120,10 @@ class LlamaCppGenerationMixin:
         if mask is not None and mask.shape[-1] != ids.shape[1]:
             return  # only the new tokens, and a mask of the whole length
         rows = ids.shape[0]
-        if cache.batch_size not in (1, rows) and rows != 1:
-            return  # forward() explains
         if cache.batch_size == 1 and rows > 1:
             cache.batch_repeat_interleave(rows)
-        if cache.batch_size > 1 and rows == 1:
-            return
+        if cache.batch_size != rows:
+            return  # forward() takes it where rows repeat, and explains otherwise
         known = cache.matches(ids.cpu().numpy(), None if mask is None else mask.cpu().numpy() != 0)
         if known == 0:
             logger.warning(
@@ -195,17 +193,6 @@ class LlamaCppGenerationMixin:
 
     def _supports_default_dynamic_cache(self) -> bool:  # type: ignore[override]
         return True
-
-    def _expand_inputs_for_generation(
-        self, expand_size: int = 1, is_encoder_decoder: bool = False, input_ids: Any = None, **model_kwargs: Any
-    ) -> Any:
-        """Beams and return sequences multiply the rows of the input; those of a passed-in cache must follow."""
-        cache = model_kwargs.get(compat.CACHE_NAME)
-        if isinstance(cache, LlamaCppCache) and input_ids is not None and cache.batch_size == input_ids.shape[0]:
-            cache.batch_repeat_interleave(expand_size)
-        return super()._expand_inputs_for_generation(  # type: ignore[misc]
-            expand_size=expand_size, is_encoder_decoder=is_encoder_decoder, input_ids=input_ids, **model_kwargs
-        )
 
     def _prepare_generated_length(self, generation_config: Any, *args: Any, **kwargs: Any) -> Any:
         """Stop at `n_ctx` as transformers stops at `max_length`; a prompt that leaves no room is an error at once."""

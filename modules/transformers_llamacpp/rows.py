@@ -5,7 +5,7 @@ Numpy only; transformers' tensors end in `modeling.py`.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -38,6 +38,16 @@ class Feed:
     before it come back as zeros, and may be reused from memory."""
     progress: Progress | None = None
     n_batch: int | None = None
+
+    def every(self, step: int) -> Feed:
+        """The rows `0, step, 2 * step, …`."""
+        ids, embeds, mask = (None if x is None else x[::step] for x in (self.ids, self.embeds, self.mask))
+        return replace(self, ids=ids, embeds=embeds, mask=mask, n_rows=self.n_rows // step)
+
+    def repeats_rows(self, times: int) -> bool:
+        """Whether each row stands `times` times in a row."""
+        arrays = [x for x in (self.ids, self.embeds, self.mask) if x is not None]
+        return all(np.array_equal(x, x[::times].repeat(times, axis=0)) for x in arrays)
 
 
 @dataclass(slots=True)

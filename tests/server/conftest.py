@@ -11,9 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
-pytest.importorskip("gradio")  # the release runs install no server
-
+from playwright.sync_api import sync_playwright
 from transformers_llamacpp.server.app import Server, open_socket
 from transformers_llamacpp.server.host import ModelHost
 
@@ -89,8 +87,7 @@ def address(host: ModelHost) -> Iterator[str]:
 
 @pytest.fixture(scope="session")
 def browser() -> Iterator[Any]:
-    sync_api = pytest.importorskip("playwright.sync_api")
-    with sync_api.sync_playwright() as playwright:
+    with sync_playwright() as playwright:
         path = find_browser(playwright)
         if path is None and os.environ.get("CI"):
             pytest.fail(CURE, pytrace=False)

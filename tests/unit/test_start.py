@@ -137,13 +137,16 @@ def test_the_stamp(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert not start.installed({"server"})
     (tmp_path / "stamp.json").write_text("no json", encoding="utf-8")
     assert not start.installed({"server"})
-    stamp = {"key": start.stamp_key(), "extras": ["dev", "server"], "cmake_args": ""}
+    stamp = {"key": start.stamp_key(), "extras": ["dev", "server"], "cmake_args": "", "torch": str(tmp_path)}
     (tmp_path / "stamp.json").write_text(json.dumps(stamp), encoding="utf-8")
     assert start.installed({"server"}) and start.installed({"server", "dev"})
     assert not start.installed({"server", "test"})
     monkeypatch.setenv("CMAKE_ARGS", "-DGGML_CUDA=on")
     assert not start.installed({"server"}), "asked for another build of llama.cpp"
     monkeypatch.delenv("CMAKE_ARGS")
+    (tmp_path / "stamp.json").write_text(json.dumps(stamp | {"torch": str(tmp_path / "gone")}), encoding="utf-8")
+    assert not start.installed({"server"}), "torch was taken from outside and is no longer there"
+    (tmp_path / "stamp.json").write_text(json.dumps(stamp), encoding="utf-8")
     monkeypatch.setattr(start, "stamp_key", lambda: "changed")
     assert not start.installed({"server"})
 

@@ -130,7 +130,9 @@ class NativeBackend:
         for name, array in (("token", self._token), ("pos", self._pos), ("n_seq_id", self._n_seq),
                             ("seq_id", self._seq_pointers), ("logits", self._out)):
             setattr(batch, name, ctypes.cast(array.ctypes.data, fields[name]))
-        self._token_pointer, self._embd_type = batch.token, fields["embd"]
+        # a pointer of its own: what `batch.token` answers is a view of the struct, and turns NULL when that field does
+        self._token_pointer = ctypes.cast(self._token.ctypes.data, fields["token"])
+        self._embd_type = fields["embd"]
         self._batch = batch
 
     def close(self) -> None:

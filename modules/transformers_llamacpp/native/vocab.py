@@ -192,7 +192,7 @@ class NativeVocab(VocabHandle):
         with self._use() as pointer:
             for token in range(first, min(first + _BLOCK, self.n_tokens)):
                 count = int(llama_cpp.llama_token_to_piece(pointer, token, buffer, size, 0, True))
-                if count < 0:
+                if _OVERFLOW < count < 0:
                     size = -count
                     buffer = ctypes.create_string_buffer(size)
                     count = int(llama_cpp.llama_token_to_piece(pointer, token, buffer, size, 0, True))
