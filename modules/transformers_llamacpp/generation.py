@@ -84,16 +84,16 @@ class LlamaCppGenerationMixin:
             raise TypeError(f"generate() got too many arguments, or one twice: {len(args) + 2} by place, {[*kwargs]}")
         kwargs |= named
         request = Request(prompt_progress=kwargs.pop("prompt_progress", None), tokenizer=kwargs.get("tokenizer"))
-        if kwargs.get("custom_generate") is None:
-            kwargs["custom_generate"] = method_for(self, generation_config, kwargs)
-        cache = compat.take_cache(kwargs)
-        if cache is not None:
-            self._align(cache, inputs, kwargs)
-            compat.with_cache(kwargs, cache)
-        self._measure(inputs, kwargs, cache, request)
         token = current_request.set(request)
         output = None
         try:
+            if kwargs.get("custom_generate") is None:
+                kwargs["custom_generate"] = method_for(self, generation_config, kwargs)
+            cache = compat.take_cache(kwargs)
+            if cache is not None:
+                self._align(cache, inputs, kwargs)
+                compat.with_cache(kwargs, cache)
+            self._measure(inputs, kwargs, cache, request)
             output = super().generate(inputs, generation_config, **kwargs)  # type: ignore[misc]
             return output
         finally:

@@ -42,7 +42,8 @@ class Feed:
     def every(self, step: int) -> Feed:
         """The rows `0, step, 2 * step, …`."""
         ids, embeds, mask = (None if x is None else x[::step] for x in (self.ids, self.embeds, self.mask))
-        return replace(self, ids=ids, embeds=embeds, mask=mask, n_rows=self.n_rows // step)
+        known = None if self.hidden_from is None else self.hidden_from[::step]
+        return replace(self, ids=ids, embeds=embeds, mask=mask, n_rows=self.n_rows // step, hidden_from=known)
 
     def repeats_rows(self, times: int) -> bool:
         """Whether each row stands `times` times in a row."""

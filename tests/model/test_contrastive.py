@@ -209,6 +209,7 @@ def test_stopping_criteria(tiny_llama: Any) -> None:
     ids = torch.tensor([[3, 7, 1], [4, 4, 2]])
     call = {**CALL, "eos_token_id": 255, "pad_token_id": 0}
     free = tiny_llama.generate(ids, **call)
+    tiny_llama.forget()
     stop = Stop([5, 7])
     out = tiny_llama.generate(ids, **call, stopping_criteria=[stop], return_dict_in_generate=True, output_scores=True)
     assert out.sequences.tolist() == [[*free[0, :5].tolist(), 0, 0], free[1, :7].tolist()]

@@ -12,6 +12,7 @@ or texts, as `compute_transition_scores` reads them.
 from __future__ import annotations
 
 import inspect
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -24,7 +25,7 @@ from transformers.generation.logits_process import (
 from .. import compat
 from ..errors import InvalidInputError, UnsupportedFeatureError
 from .common import Trace, first_step, next_step, no_streamer, step_done
-from .hypotheses import Hypotheses, best_of, to_tensors
+from .hypotheses import Hypotheses, Hypothesis, best_of, to_tensors
 
 __all__ = ["BeamSearch", "DiversityPenalty", "check", "check_penalty", "group_beam_search", "wants"]
 
@@ -164,20 +165,21 @@ class BeamSearch:
 
     def finish(self, trace: Trace, cache: Any) -> Any:
         """Running beams of groups that are not done count as texts too; returns what `generate` returns."""
-        for index, group in enumerate(self.finished):
-            if not group.done:
-                self._take_running(index, group)
-        best = [
-            one
-            for text in range(self.texts)
-            for one in best_of(self.finished[text * self.groups : (text + 1) * self.groups], self.keep)
-        ]
+        best = [one for text in range(self.texts) for one in self._best(text)]
         prompts = self.input_ids[:: self.num_beams, : self.prompt].repeat_interleave(self.keep, dim=0)
         return trace.beam_output(*to_tensors(prompts, best, self.pad), cache)
 
-    def _take_running(self, index: int, group: Hypotheses) -> None:
-        for row in range(index * self.size, (index + 1) * self.size):
-            group.add(float(self.sums[row]), self.generated(row), self.paths[row])
+    def _best(self, text: int) -> list[Hypothesis]:
+        """The `keep` best of the text, best first."""
+        groups = range(text * self.groups, (text + 1) * self.groups)
+        for group in groups:
+            if not self.finished[group].done:
+                self._take_running(self.finished[group], range(group * self.size, (group + 1) * self.size))
+        return best_of([self.finished[group] for group in groups], self.keep)
+
+    def _take_running(self, hypotheses: Hypotheses, rows: Iterable[int]) -> None:
+        for row in rows:
+            hypotheses.add(float(self.sums[row]), self.generated(row), self.paths[row])
 
 
 @torch.no_grad()

@@ -7,13 +7,15 @@ bank, then the second best of each. So unlikely words get a place, and likely te
 
 What it does is what transformers 4.46 did. Two things follow from its rules: what the prompt contains counts, and where
 no beam can complete the constraints within `max_new_tokens` the best texts are returned without them. Where 4.46 is not
-followed: see `beams.py`; `scores` are the log-probabilities of one step (there, sums over the text, which
+followed: see `beams.py`; texts without all constraints never come before those with them (there, a better score let
+them); `scores` are the log-probabilities of one step (there, sums over the text, which
 `compute_transition_scores` cannot read); padding in front of a prompt is not read as text; a beam that is half through
 one of several words with a common beginning keeps its progress for each (there, only for the first).
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -23,7 +25,7 @@ from ..errors import InvalidInputError
 from .beams import BeamSearch, no_guidance
 from .common import Trace, first_step, next_step, no_streamer, step_done
 from .constraints import Progress, from_words
-from .hypotheses import Hypotheses
+from .hypotheses import Hypothesis, best_of
 
 __all__ = ["check", "constrained_beam_search", "wants"]
 
@@ -123,15 +125,18 @@ class ConstrainedBeams(BeamSearch):
         self.progress = [self.progress[row].after(token) for _, row, token in chosen]
         return super().advance(chosen)
 
-    def _take_running(self, index: int, group: Hypotheses) -> None:
-        rows = range(index * self.size, (index + 1) * self.size)
-        complete = [row for row in rows if self.progress[row].completed]
-        for row in complete:
-            group.add(float(self.sums[row]), self.generated(row), self.paths[row])
-        if len(complete) < self.keep:  # too few that satisfy everything: the best of the others is what there is
-            for row in rows:
-                if row not in complete:
-                    group.add(float(self.sums[row]), self.generated(row), self.paths[row])
+    def _best(self, text: int) -> list[Hypothesis]:
+        """Texts with everything in them; only where there are too few, the best of the others after them."""
+        hypotheses = self.finished[text]
+        rows = range(text * self.size, (text + 1) * self.size)
+        if not hypotheses.done:
+            self._take_running(hypotheses, (row for row in rows if self.progress[row].completed))
+        best = best_of([hypotheses], self.keep)
+        if len(best) < self.keep:
+            others = replace(hypotheses, kept=[])
+            self._take_running(others, (row for row in rows if not self.progress[row].completed))
+            best += best_of([others], self.keep - len(best))
+        return best
 
 
 @torch.no_grad()

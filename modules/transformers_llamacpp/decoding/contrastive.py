@@ -18,6 +18,7 @@ What it does is what transformers 4.46 did, with four choices where that said no
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import numpy as np
@@ -137,6 +138,9 @@ def _read_prompt(
         outputs = first_step(model, input_ids, config, model_kwargs | {"output_hidden_states": True})
     finally:
         request.hidden_known = None
+    if len(histories) < cache.batch_size:  # equal rows went on from one row of the cache, and share its past
+        repeats = cache.batch_size // len(histories)
+        histories = [copy.deepcopy(history) for history in histories for _ in range(repeats)]
     last = outputs.hidden_states[-1].cpu().numpy()
     for row, history in enumerate(histories):
         tokens = last[row, cache.column_mask(row)[past:]]
