@@ -41,7 +41,9 @@ class Feed:
 
     def every(self, step: int) -> Feed:
         """The rows `0, step, 2 * step, …`."""
-        ids, embeds, mask = (None if x is None else x[::step] for x in (self.ids, self.embeds, self.mask))
+        ids = None if self.ids is None else self.ids[::step]
+        embeds = None if self.embeds is None else self.embeds[::step]
+        mask = None if self.mask is None else self.mask[::step]
         known = None if self.hidden_from is None else self.hidden_from[::step]
         return replace(self, ids=ids, embeds=embeds, mask=mask, n_rows=self.n_rows // step, hidden_from=known)
 

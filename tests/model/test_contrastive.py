@@ -52,7 +52,7 @@ def same(model: Any, prompt: list[int], expected: list[int], got: list[int], alp
     warnings.warn(TieWarning(f"token {at} is {got[at]} or {expected[at]}, gap {gap:.6f}"), stacklevel=2)
 
 
-# -- the old library's text ---------------------------------------------------------------------------------------------
+# -- the old library's text ----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("case", OPEN, ids=open_id)
@@ -83,7 +83,7 @@ def test_every_kind_of_memory(request: pytest.FixtureRequest, kind: str) -> None
         assert max(scores.values()) - scores[token] < TIE, (at, token, scores)
 
 
-# -- what generate() takes, and gives back ------------------------------------------------------------------------------
+# -- what generate() takes, and gives back -------------------------------------------------------------------
 
 
 def test_outputs(smollm2_f32: Any) -> None:
@@ -214,7 +214,9 @@ def test_stopping_criteria(tiny_llama: Any) -> None:
     out = tiny_llama.generate(ids, **call, stopping_criteria=[stop], return_dict_in_generate=True, output_scores=True)
     assert out.sequences.tolist() == [[*free[0, :5].tolist(), 0, 0], free[1, :7].tolist()]
     assert len(stop.scores) == 4 and len(stop.scores[-1]) == 4
-    assert tiny_llama.last_stats.evaluated_tokens == 6 + 2 * 8 + 2 * (4 + 1)  # a row that ended gets one token, not four
+    assert tiny_llama.last_stats.evaluated_tokens == 6 + 2 * 8 + 2 * (
+        4 + 1
+    )  # a row that ended gets one token, not four
 
 
 def test_stop_strings_find_the_tokenizer(smollm2_f32: Any) -> None:
@@ -300,7 +302,7 @@ def test_a_function_of_the_callers_own_is_left_alone(tiny_llama: Any) -> None:
     assert torch.equal(tiny_llama.generate(ids, **CALL, custom_generate=mine), ids + 1)
 
 
-# -- no room, and errors ------------------------------------------------------------------------------------------------
+# -- no room, and errors -------------------------------------------------------------------------------------
 
 
 def test_a_full_context_costs_decodes_and_not_the_text(load: Callable[..., Any], tiny_llama_path: Path) -> None:

@@ -29,7 +29,11 @@ def test_open_cases(smollm2_f32: Any, case: dict[str, Any]) -> None:
 def test_batches_ends_and_processors(smollm2_f32: Any, case: dict[str, Any]) -> None:
     model, ids = smollm2_f32, torch.tensor(case["ids"])
     out = model.generate(
-        ids, attention_mask=torch.tensor(case["mask"]), return_dict_in_generate=True, output_scores=True, **case["kwargs"]
+        ids,
+        attention_mask=torch.tensor(case["mask"]),
+        return_dict_in_generate=True,
+        output_scores=True,
+        **case["kwargs"],
     )
     assert out.sequences[:, ids.shape[1] :].tolist() == case["new_ids"]
     torch.testing.assert_close(out.sequences_scores, torch.tensor(case["sequences_scores"]), atol=1e-3, rtol=0)
