@@ -5,17 +5,18 @@ Besides the best continuations, each beam is also continued with every token tha
 are sorted into banks by the steps they have made, and the beams are filled from the banks in turn: the best of each
 bank, then the second best of each. So unlikely words get a place, and likely texts are not lost to them.
 
-What it does is what transformers 4.46 did. Two things follow from its rules: what the prompt contains counts, and where
-no beam can complete the constraints within `max_new_tokens` the best texts are returned without them. Where 4.46 is not
-followed: see `beams.py`; texts without all constraints never come before those with them (there, a better score let
-them); `scores` are the log-probabilities of one step (there, sums over the text, which
-`compute_transition_scores` cannot read); padding in front of a prompt is not read as text; a beam that is half through
-one of several words with a common beginning keeps its progress for each (there, only for the first).
+What it does is what transformers 4.46 did. Two things follow from its rules: what the prompt contains counts; and where
+fewer running beams have completed everything than texts are asked for, the others are ranked with them by score alone,
+so that a text without the words can come first. More `max_new_tokens`, more beams or fewer returned texts cure that.
+
+Where 4.46 is not followed: see `beams.py`; `scores` are the log-probabilities of one step (there, sums over the text,
+which `compute_transition_scores` cannot read); padding in front of a prompt is not read as text; a beam that is half
+through one of several words with a common beginning keeps its progress for each (there, only for the first).
 """
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -25,7 +26,7 @@ from ..errors import InvalidInputError
 from .beams import BeamSearch, no_guidance
 from .common import Trace, first_step, next_step, no_streamer, step_done
 from .constraints import Progress, from_words
-from .hypotheses import Hypothesis, best_of
+from .hypotheses import Hypotheses
 
 __all__ = ["check", "constrained_beam_search", "wants"]
 
@@ -125,18 +126,12 @@ class ConstrainedBeams(BeamSearch):
         self.progress = [self.progress[row].after(token) for _, row, token in chosen]
         return super().advance(chosen)
 
-    def _best(self, text: int) -> list[Hypothesis]:
-        """Texts with everything in them; only where there are too few, the best of the others after them."""
-        hypotheses = self.finished[text]
-        rows = range(text * self.size, (text + 1) * self.size)
-        if not hypotheses.done:
-            self._take_running(hypotheses, (row for row in rows if self.progress[row].completed))
-        best = best_of([hypotheses], self.keep)
-        if len(best) < self.keep:
-            others = replace(hypotheses, kept=[])
-            self._take_running(others, (row for row in rows if not self.progress[row].completed))
-            best += best_of([others], self.keep - len(best))
-        return best
+    def _take_running(self, hypotheses: Hypotheses, rows: Iterable[int]) -> None:
+        """Those with everything in them; where they are fewer than are asked for, the others too, ranked by score."""
+        complete = [row for row in rows if self.progress[row].completed]
+        super()._take_running(hypotheses, complete)
+        if len(complete) < self.keep:
+            super()._take_running(hypotheses, (row for row in rows if row not in complete))
 
 
 @torch.no_grad()
