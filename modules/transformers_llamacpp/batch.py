@@ -47,12 +47,16 @@ class Job:
     `tokens`: int32 `(n,)`; -1 stands for a position given by `embeds` (float32 `(n, n_embd_inp)`). `outputs`: int8
     `(n,)`, 1 where logits are wanted. After `Engine.evaluate`: `logits` float32 `(number of outputs, n_vocab)` and, if
     asked for, `embeddings` float32 `(number of outputs, n_embd)`; both are the caller's to keep.
+
+    `scored`: int8 `(n,)`, 1 at those outputs whose logits are kept; `None` keeps all. llama.cpp gives the hidden state
+    of output rows only, so whoever wants those of a long text asks for a row at every token, but not for its logits.
     """
 
     sequence: Sequence
     tokens: npt.NDArray[np.int32]
     outputs: npt.NDArray[np.int8]
     embeds: npt.NDArray[np.float32] | None = None
+    scored: npt.NDArray[np.int8] | None = None
     logits: npt.NDArray[np.float32] | None = field(default=None, repr=False)
     embeddings: npt.NDArray[np.float32] | None = field(default=None, repr=False)
 

@@ -149,6 +149,27 @@ class LlamaCppCache(Cache):
         """Tokens that each row holds; `n_rows` zeros before the first ones."""
         return [len(row.sequence) for row in self._rows] or [0] * n_rows
 
+    def column_mask(self, row: int) -> npt.NDArray[np.bool_]:
+        """Which columns of that row hold a token: `(columns,)`, false for padding."""
+        return self._past_mask(self._rows[row])
+
+    @property
+    def sequences(self) -> list[Sequence]:
+        """What each row holds now; to be read, and to be forked for tries that may come to nothing."""
+        return [row.sequence for row in self._rows]
+
+    def advance(self, sequences: list[Sequence]) -> None:
+        """Each row goes on as `sequences[row]`, which is the row's own sequence or a fork of it, one token longer.
+
+        The sequences that are replaced are the caller's to give back.
+        """
+        self._alive()
+        for row, sequence in zip(self._rows, sequences, strict=True):
+            row.sequence = sequence
+            if row.mask is not None:
+                row.mask.append(1)
+        self._columns += 1
+
     def tokens(self, row: int) -> list[int]:
         """The tokens that row holds, padding left out; -1 stands for a position given by `inputs_embeds`."""
         return list(self._rows[row].sequence.tokens)

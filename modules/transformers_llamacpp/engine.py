@@ -25,9 +25,13 @@ from .errors import (
     UnsupportedFeatureError,
 )
 from .pool import SequencePool
+from .recall import Recall
 from .sequence import EMBEDDED, Sequence
 
 __all__ = ["Engine", "Usage"]
+
+RECALL_BYTES = 128 << 20
+"""Hidden states of earlier texts take at most so much, and never more than `host_cache_bytes`."""
 
 Progress = Callable[[int, int], object]
 """`progress(evaluated, total)` after every decode of a prompt; an answer that is `False` cancels the call."""
@@ -54,6 +58,7 @@ class Engine:
         self.backend = backend
         self.n_ctx = n_ctx
         self.pool = SequencePool(backend, prefix_reuse, host_cache_bytes)
+        self.recall = Recall(min(host_cache_bytes, RECALL_BYTES) if prefix_reuse else 0)
         self.lock = threading.RLock()
         self.closed = False
 
@@ -175,10 +180,11 @@ class Engine:
     # -- life ----------------------------------------------------------------------------------------------------
 
     def forget(self) -> None:
-        """Drop all idle sequences: the next call finds no prefix."""
+        """Drop all idle sequences and what is known of their hidden states: the next call finds no prefix."""
         with self.lock:
             self._ready()
             self.pool.forget()
+            self.recall.clear()
 
     def check(self) -> None:
         """Raise `AssertionError` where our books and llama.cpp's memory disagree; for tests."""
@@ -244,10 +250,10 @@ class Engine:
         """Make the job's sequence resident. Where its tokens must be evaluated again, they go in front of the new ones."""
         sequence = job.sequence
         if sequence.resident:
-            return Job(sequence, job.tokens, job.outputs, job.embeds)
+            return Job(sequence, job.tokens, job.outputs, job.embeds, job.scored)
         busy = {other.sequence for other in jobs}
         if sequence.state is not None and self.pool.restore(sequence, busy):
-            return Job(sequence, job.tokens, job.outputs, job.embeds)
+            return Job(sequence, job.tokens, job.outputs, job.embeds, job.scored)
         history = sequence.tokens
         if sequence.has_embeddings:
             raise UnsupportedFeatureError(
@@ -257,19 +263,20 @@ class Engine:
             )
         if len(history) == 0:
             self.pool.take_id(sequence, busy)
-            return Job(sequence, job.tokens, job.outputs, job.embeds)
+            return Job(sequence, job.tokens, job.outputs, job.embeds, job.scored)
         if job.embeds is not None:
             self._evaluate_history(sequence, busy, lost, usage)
-            return Job(sequence, job.tokens, job.outputs, job.embeds)
+            return Job(sequence, job.tokens, job.outputs, job.embeds, job.scored)
         lost[id(sequence)] = history
         sequence.tokens = array("i")
         known = np.array(history, np.int32)
         reused = self.pool.acquire(sequence, known, len(known), busy)
         if not sequence.resident:
             self.pool.take_id(sequence, busy)
-        tokens = np.concatenate([known[reused:], job.tokens])
-        outputs = np.concatenate([np.zeros(len(known) - reused, np.int8), job.outputs])
-        return Job(sequence, tokens, outputs)
+        again = np.zeros(len(known) - reused, np.int8)
+        tokens, outputs = np.concatenate([known[reused:], job.tokens]), np.concatenate([again, job.outputs])
+        scored = None if job.scored is None else np.concatenate([again, job.scored])
+        return Job(sequence, tokens, outputs, scored=scored)
 
     def _evaluate_history(
         self, sequence: Sequence, busy: set[Sequence], lost: dict[int, array[int]], usage: Usage
@@ -317,7 +324,7 @@ class Engine:
             done += batch.n_tokens
             _store(jobs, pieces)
             if batch.n_outputs:
-                _collect(self.backend.logits(batch.n_outputs), pieces, logits)
+                _collect(self.backend.logits(batch.n_outputs), pieces, logits, jobs)
                 if want_embeddings:
                     _collect(self.backend.embeddings(batch.n_outputs), pieces, hidden)
             if progress is not None:
@@ -359,13 +366,26 @@ def _store(jobs: list[Job], pieces: list[Piece]) -> None:
 
 
 def _collect(
-    rows: npt.NDArray[np.float32], pieces: list[Piece], into: list[list[npt.NDArray[np.float32]]]
+    rows: npt.NDArray[np.float32],
+    pieces: list[Piece],
+    into: list[list[npt.NDArray[np.float32]]],
+    jobs: list[Job] | None = None,
 ) -> None:
+    """Copy each piece's rows out of the backend's buffer; with `jobs`, only those that are `scored`."""
     at = 0
     for piece in pieces:
-        if piece.n_outputs:
-            into[piece.index].append(rows[at : at + piece.n_outputs].copy())
-            at += piece.n_outputs
+        if not piece.n_outputs:
+            continue
+        mine = rows[at : at + piece.n_outputs]
+        at += piece.n_outputs
+        scored = None if jobs is None else jobs[piece.index].scored
+        if scored is None:
+            into[piece.index].append(mine.copy())
+            continue
+        assert jobs is not None
+        kept = scored[piece.start : piece.stop][jobs[piece.index].outputs[piece.start : piece.stop] != 0] != 0
+        if kept.any():
+            into[piece.index].append(mine[kept])  # indexing by a mask copies
 
 
 def _joined(parts: list[npt.NDArray[np.float32]]) -> npt.NDArray[np.float32] | None:

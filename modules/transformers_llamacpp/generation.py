@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import inspect
 import logging
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from transformers import GenerationConfig
+from transformers import GenerationConfig, GenerationMixin
 
 from . import compat
 from .cache import LlamaCppCache
+from .decoding import method_for
 from .errors import ContextOverflowError, InvalidInputError
 from .request import Request, current_request
 
@@ -23,6 +25,9 @@ logger = logging.getLogger(__name__)
 
 FORWARDED = frozenset({compat.CACHE_NAME, "use_cache", "logits_to_keep", "output_hidden_states", "output_attentions"})
 """What a step of a generation loop hands on to `forward`, beside the tokens and their mask."""
+
+POSITIONAL = tuple(inspect.signature(GenerationMixin.generate).parameters)[3:-1]
+"""Names of `generate`'s arguments after `self`, `inputs` and `generation_config`, in their order."""
 
 SAMPLING_KEYS = {
     "general.sampling.temp": ("temperature", float),
@@ -70,17 +75,26 @@ class LlamaCppGenerationMixin:
 
         Afterwards `model.last_stats` says what the call did; with `return_dict_in_generate=True` so does `output.stats`,
         which is this call's own when several run at once.
+
+        Contrastive search (`penalty_alpha`, `top_k`), group beam search (`num_beam_groups`, `diversity_penalty`) and
+        constrained beam search (`constraints`, `force_words_ids`) run here, without the hub and `trust_remote_code`.
         """
-        request = Request(prompt_progress=kwargs.pop("prompt_progress", None))
-        cache = compat.take_cache(kwargs)
-        if cache is not None:
-            self._align(cache, inputs, kwargs)
-            compat.with_cache(kwargs, cache)
-        self._measure(inputs, kwargs, cache, request)
+        named = dict(zip(POSITIONAL, args, strict=False))
+        if len(args) > len(named) or named.keys() & kwargs.keys():
+            raise TypeError(f"generate() got too many arguments, or one twice: {len(args) + 2} by place, {[*kwargs]}")
+        kwargs |= named
+        request = Request(prompt_progress=kwargs.pop("prompt_progress", None), tokenizer=kwargs.get("tokenizer"))
         token = current_request.set(request)
         output = None
         try:
-            output = super().generate(inputs, generation_config, *args, **kwargs)  # type: ignore[misc]
+            if kwargs.get("custom_generate") is None:
+                kwargs["custom_generate"] = method_for(self, generation_config, kwargs)
+            cache = compat.take_cache(kwargs)
+            if cache is not None:
+                self._align(cache, inputs, kwargs)
+                compat.with_cache(kwargs, cache)
+            self._measure(inputs, kwargs, cache, request)
+            output = super().generate(inputs, generation_config, **kwargs)  # type: ignore[misc]
             return output
         finally:
             current_request.reset(token)
@@ -198,6 +212,18 @@ class LlamaCppGenerationMixin:
             )  # fmt: skip
             generation_config.max_length = length + room
         return generation_config
+
+    def _get_stopping_criteria(self, *args: Any, tokenizer: Any = None, **kwargs: Any) -> Any:
+        request = current_request.get()
+        if tokenizer is None and request is not None:
+            tokenizer = request.tokenizer
+        return super()._get_stopping_criteria(*args, tokenizer=tokenizer, **kwargs)  # type: ignore[misc]
+
+    def heal_tokens(self, input_ids: Any, tokenizer: Any = None) -> Any:
+        request = current_request.get()
+        if tokenizer is None and request is not None:
+            tokenizer = request.tokenizer
+        return super().heal_tokens(input_ids, tokenizer)  # type: ignore[misc]
 
     def _prefill(self, input_ids: Any, generation_config: Any, model_kwargs: Any, *args: Any, **kwargs: Any) -> Any:
         """`prefill_chunk_size` is the size of a decode here: the engine cuts prompts anyway, on every release alike."""

@@ -274,6 +274,7 @@ class LlamaCppForCausalLM(LlamaCppGenerationMixin, PreTrainedModel, GenerationMi
         if request.prompt_done is not None:
             return past.feed(feed, past_mask, request.usage)
         feed.progress, feed.n_batch = request.prompt_progress, request.n_batch
+        feed.hidden_from = request.hidden_known
         answer = past.feed(feed, past_mask, request.usage)
         request.prompt_finished(past.n_tokens)
         return answer

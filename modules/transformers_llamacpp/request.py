@@ -54,6 +54,10 @@ class Request:
     caches: list[Any] = field(default_factory=list)
     """Caches that `generate()` made itself."""
     generation_config: Any = None
+    tokenizer: Any = None
+    """The caller's, for what transformers hands no tokenizer to when the decoding function is ours."""
+    hidden_known: list[int] | None = None
+    """For each row, the leading tokens of the prompt whose hidden states need no evaluation."""
     drafted_tokens: int = 0
     accepted_tokens: int = 0
 

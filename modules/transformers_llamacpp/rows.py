@@ -33,13 +33,19 @@ class Feed:
     n_rows: int
     n_columns: int
     want_hidden: bool = False
+    hidden_from: list[int] | None = None
+    """With `want_hidden`: for each row the first token whose hidden state is wanted; `None` for all of them. Those
+    before it come back as zeros, and may be reused from memory."""
     progress: Progress | None = None
     n_batch: int | None = None
 
     def every(self, step: int) -> Feed:
         """The rows `0, step, 2 * step, …`."""
-        ids, embeds, mask = (None if x is None else x[::step] for x in (self.ids, self.embeds, self.mask))
-        return replace(self, ids=ids, embeds=embeds, mask=mask, n_rows=self.n_rows // step)
+        ids = None if self.ids is None else self.ids[::step]
+        embeds = None if self.embeds is None else self.embeds[::step]
+        mask = None if self.mask is None else self.mask[::step]
+        known = None if self.hidden_from is None else self.hidden_from[::step]
+        return replace(self, ids=ids, embeds=embeds, mask=mask, n_rows=self.n_rows // step, hidden_from=known)
 
     def repeats_rows(self, times: int) -> bool:
         """Whether each row stands `times` times in a row."""
@@ -49,13 +55,15 @@ class Feed:
 
 @dataclass(slots=True)
 class _Row:
-    """One row without its padding. `outputs[i]` is 1 where token `i` needs logits; `source[k]` is the token whose logits
-    answer `kept[k]`, -1 where there is none (padding before the first token)."""
+    """One row without its padding. `outputs[i]` is 1 where token `i` needs an output row, `scored[i]` where that is for
+    its logits; `source[k]` is the token whose logits answer `kept[k]`, -1 where there is none (padding before the first
+    token)."""
 
     tokens: npt.NDArray[np.int32]
     embeds: npt.NDArray[np.float32] | None
     columns: npt.NDArray[np.intp] | None
     outputs: npt.NDArray[np.int8]
+    scored: npt.NDArray[np.int8]
     source: npt.NDArray[np.intp]
     job: Job | None = None
     offset: int = 0
@@ -67,9 +75,10 @@ def feed(
 ) -> tuple[list[Sequence], npt.NDArray[np.float32], npt.NDArray[np.float32] | None]:
     """Store the new columns in the rows' sequences (`None`: a new text, which may start from a prefix in memory).
 
-    Returns the sequences, logits `(rows, len(kept), n_vocab)` and the last hidden state `(rows, columns, n_embd)` or
-    `None`. A masked column after a row's first token answers with the logits of the token before it, one before the first
-    with zeros. All or nothing: after an exception the given sequences hold what they held.
+    Returns the sequences, logits `(rows, len(kept), n_vocab)` and the last hidden state `(rows, columns, n_embd)`,
+    zeros where `hidden_from` wants none, or `None`. A masked column after a row's first token answers with the logits
+    of the token before it, one before the first with zeros. All or nothing: after an exception the given sequences hold
+    what they held.
     """
     rows = [_row(new, index) for index in range(new.n_rows)]
     for index, (row, sequence) in enumerate(zip(rows, sequences, strict=True)):
@@ -117,11 +126,12 @@ def _row(new: Feed, index: int) -> _Row:
         tokens = new.ids[index] if columns is None else new.ids[index, columns]
     outputs = np.zeros(len(tokens), np.int8)
     source = new.kept if columns is None else np.searchsorted(columns, new.kept, side="right") - 1
+    outputs[source[source >= 0]] = 1
+    scored = outputs
     if new.want_hidden:
-        outputs[:] = 1
-    else:
-        outputs[source[source >= 0]] = 1
-    return _Row(tokens, embeds, columns, outputs, source)
+        scored = outputs.copy()
+        outputs[0 if new.hidden_from is None else new.hidden_from[index] :] = 1
+    return _Row(tokens, embeds, columns, outputs, scored, source)
 
 
 def _start(
@@ -155,7 +165,8 @@ def _wave(
         row = rows[index]
         if len(row.tokens) > row.offset:
             embeds = None if row.embeds is None else row.embeds[row.offset :]
-            row.job = Job(sequences[index], row.tokens[row.offset :], row.outputs[row.offset :], embeds)
+            scored = row.scored[row.offset :] if new.want_hidden else None
+            row.job = Job(sequences[index], row.tokens[row.offset :], row.outputs[row.offset :], embeds, scored)
             jobs.append(row.job)
     if jobs:
         engine.evaluate(jobs, usage, new.want_hidden, new.progress, new.n_batch)
@@ -172,7 +183,8 @@ def _follow(
         assert leader is not None
         row, first = rows[index], rows[leader]
         length = shared_prefix(first.tokens, row.tokens)
-        twin = length == len(row.tokens) == len(first.tokens) and np.array_equal(row.outputs, first.outputs)
+        twin = length == len(row.tokens) == len(first.tokens)
+        twin = twin and np.array_equal(row.outputs, first.outputs) and np.array_equal(row.scored, first.scored)
         if not twin:
             wanted = int(np.argmax(row.outputs)) if row.outputs.any() else length
             length = min(length, wanted, len(row.tokens) - 1)
@@ -194,7 +206,7 @@ def _logits(engine: Engine, rows: list[_Row], new: Feed) -> npt.NDArray[np.float
     for index, row in enumerate(rows):
         if row.job is None or row.job.logits is None:
             continue
-        at = np.cumsum(row.outputs) - 1  # token -> row of the job's logits
+        at = np.cumsum(row.scored) - 1  # token -> row of the job's logits
         known = row.source >= 0
         answer[index, known] = row.job.logits[at[row.source[known]]]
     return answer
@@ -206,5 +218,6 @@ def _hidden(engine: Engine, rows: list[_Row], new: Feed) -> npt.NDArray[np.float
     answer = np.zeros((len(rows), new.n_columns, engine.backend.limits.n_embd), np.float32)
     for index, row in enumerate(rows):
         if row.job is not None and row.job.embeddings is not None:
-            answer[index, slice(None) if row.columns is None else row.columns] = row.job.embeddings
+            columns = np.arange(new.n_columns) if row.columns is None else row.columns
+            answer[index, columns[row.outputs != 0]] = row.job.embeddings
     return answer

@@ -19,13 +19,13 @@ LAYERS = (
     {"backend"},
     {"native", "testing"},
     {"sequence"},
-    {"pool"},
+    {"pool", "recall"},
     {"engine"},
-    {"cache", "rows", "request", "compat"},
-    {"config", "files", "generation", "hidden", "tokenizer", "tokenizer_files", "tokenizer_encoding"}
+    {"cache", "rows", "request", "compat", "hidden"},
+    {"decoding"},
+    {"config", "files", "generation", "tokenizer", "tokenizer_files", "tokenizer_encoding"}
     | {"tokenizer_vocabulary", "token_rows", "token_spans", "chat_template"},
     {"modeling"},
-    {"decoding"},
     {"server", "cli", "terminal", "perplexity", "__main__"},
 )
 """Imports point to the same layer or to one above in this list; within a layer they form no circle."""

@@ -1,0 +1,72 @@
+"""Ways of decoding that transformers does not have any more, on llama.cpp.
+
+`METHODS` is the table: when a call wants a method, what the method cannot do, and the loop that does it. transformers'
+`generate()` prepares everything (config, inputs, processors, stopping criteria) and then calls the loop in the place of
+its own.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from . import beams, constrained, contrastive
+from .constraints import Constraint, DisjunctiveConstraint, PhrasalConstraint
+
+__all__ = ["METHODS", "Constraint", "DisjunctiveConstraint", "Method", "PhrasalConstraint", "method_for"]
+
+
+@dataclass(frozen=True, slots=True)
+class Method:
+    """One row of the table.
+
+    `wants(config)`: a prepared `GenerationConfig` asks for this method. `check(model, config, kwargs)` raises for what
+    the method cannot do, before anything is computed. `run(model, input_ids, logits_processor=, stopping_criteria=,
+    generation_config=, streamer=, **model_kwargs)` is the loop.
+    """
+
+    name: str
+    wants: Callable[[Any], bool]
+    check: Callable[[Any, Any, dict[str, Any]], None]
+    run: Callable[..., Any]
+
+
+METHODS = (
+    Method("constrained beam search", constrained.wants, constrained.check, constrained.constrained_beam_search),
+    Method("group beam search", beams.wants, beams.check, beams.group_beam_search),
+    Method("contrastive search", contrastive.wants, contrastive.check, contrastive.contrastive_search),
+)
+"""The first that is wanted runs; the order is that of transformers' `get_generation_mode`."""
+
+SETTINGS = ("penalty_alpha", "num_beam_groups", "diversity_penalty", "constraints", "force_words_ids")
+"""Where all of these are unset, no config has to be prepared to know that transformers' own loops run."""
+
+UNSET = (None, 0, 1)
+
+
+def method_for(model: Any, generation_config: Any, kwargs: dict[str, Any]) -> Callable[..., Any] | None:
+    """The loop for this `generate()` call, to be passed on as `custom_generate=`; `None` lets transformers choose.
+
+    `kwargs` are the call's own, which are left as they are. transformers hands no streamer to a loop that is passed to
+    it, so the streamer is bound here. Raises `InvalidInputError` or `UnsupportedFeatureError` where the settings cannot
+    be obeyed.
+    """
+    if not any(_setting(name, model, generation_config, kwargs) for name in SETTINGS):
+        return None
+    settings = {name: value for name, value in kwargs.items() if hasattr(model.generation_config, name)}
+    config, _ = model._prepare_generation_config(generation_config, **settings)
+    beams.check_penalty(config)
+    for method in METHODS:
+        if method.wants(config):
+            method.check(model, config, kwargs)
+            return functools.partial(method.run, streamer=kwargs.get("streamer"))
+    return None
+
+
+def _setting(name: str, model: Any, generation_config: Any, kwargs: dict[str, Any]) -> bool:
+    value = kwargs[name] if name in kwargs else getattr(generation_config, name, None)
+    if value is None and name not in kwargs:
+        value = getattr(model.generation_config, name, None)
+    return isinstance(value, list) or value not in UNSET
