@@ -49,7 +49,7 @@ def default_generation_config(native: NativeModel) -> GenerationConfig:
                 values[name] = kind(float(native.metadata[key]))
             except ValueError:
                 logger.warning("%s = %r in %s is no number and is ignored", key, native.metadata[key], native.path.name)
-    if values.get("temperature", None) == 0:
+    if values.get("temperature") == 0:
         del values["temperature"]  # 0 means greedy, which is the default
     elif "temperature" in values or "top_k" in values or "top_p" in values or "min_p" in values:
         values["do_sample"] = True

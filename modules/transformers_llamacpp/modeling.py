@@ -291,7 +291,8 @@ class LlamaCppForCausalLM(LlamaCppGenerationMixin, PreTrainedModel, GenerationMi
         ids = embeds = None
         if inputs_embeds is not None:
             if inputs_embeds.ndim != 3:
-                raise InvalidInputError(f"inputs_embeds has shape {tuple(inputs_embeds.shape)}; (batch, length, hidden) is needed")
+                shape = tuple(inputs_embeds.shape)
+                raise InvalidInputError(f"inputs_embeds has shape {shape}; (batch, length, hidden_size) is needed")
             embeds = inputs_embeds.detach().to("cpu", torch.float32).numpy()
             n_rows, n_columns = embeds.shape[:2]
         else:
@@ -303,7 +304,7 @@ class LlamaCppForCausalLM(LlamaCppGenerationMixin, PreTrainedModel, GenerationMi
                 )
             wide = input_ids.detach().cpu().numpy()
             n_rows, n_columns = wide.shape
-            if wide.size and not (0 <= int(wide.min()) and int(wide.max()) < self.config.vocab_size):
+            if wide.size and not (int(wide.min()) >= 0 and int(wide.max()) < self.config.vocab_size):
                 wide = self._check_ids(wide, attention_mask)
             ids = wide.astype(np.int32)
         if n_rows == 0 or n_columns == 0:

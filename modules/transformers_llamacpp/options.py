@@ -89,8 +89,8 @@ OPTIONS: tuple[Option, ...] = (
            choices=("f32", "f16", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0", "iq4_nl")),
     Option("type_v", str, "f16", "model", "Type of the V cache; a quantised one needs flash attention.", "V cache type",
            choices=("f32", "f16", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0", "iq4_nl")),
-    Option("flash_attn", bool, None, "model", "Flash attention on or off; by default off on the CPU, where it is the less exact path, and "
-           "llama.cpp's choice on a GPU or with a quantised V cache.",
+    Option("flash_attn", bool, None, "model", "Flash attention on or off; by default off on the CPU, where it is the "
+           "less exact path, and llama.cpp's choice on a GPU or with a quantised V cache.",
            "Flash attention"),
     Option("use_mmap", bool, True, "model", "Map the file into memory instead of reading it.", "Memory-map the file"),
     Option("use_mlock", bool, False, "model", "Keep the model in RAM, never swapped.", "Lock in RAM"),

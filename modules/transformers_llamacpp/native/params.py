@@ -241,7 +241,8 @@ def kv_overrides(values: Mapping[str, Any]) -> Any:
             ctypes.memmove(ctypes.addressof(entry.value) + offset, data, len(data))
         else:
             raise OptionError(
-                f"kv_overrides[{key!r}] = {value!r} is none of bool, int (64 bits), float, str (at most 127 bytes)", "kv_overrides"
+                f"kv_overrides[{key!r}] = {value!r} is none of bool, int (64 bits), float, str (at most 127 bytes)",
+                "kv_overrides",
             )
     return array
 
