@@ -13,8 +13,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import models
 import pytest
+
+import models
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")  # no test may depend on the network
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")

@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import llama_cpp
+from hypothesis import strategies as st
+
 import models
 import tiny_vocab_gguf
-from hypothesis import strategies as st
 from transformers_llamacpp.native.vocab import VocabType
 from transformers_llamacpp.tokenizer import LlamaCppTokenizer
 

@@ -6,8 +6,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-import models
 import torch
+
+import models
 from transformers_llamacpp import LlamaCppConfig, LlamaCppForCausalLM
 
 ANSWER = "answer"

@@ -7,8 +7,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import models
 import numpy as np
+
+import models
 from crash.case import CASES, EITHER, Case, case, greedy
 from transformers_llamacpp import LlamaCppForCausalLM
 

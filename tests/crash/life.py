@@ -8,8 +8,9 @@ import signal
 import threading
 
 import torch
-from crash.case import ANSWER, PROMPT, case, greedy, load, long, right
 from transformers import LogitsProcessorList
+
+from crash.case import ANSWER, PROMPT, case, greedy, load, long, right
 from transformers_llamacpp import LlamaCppCache
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import torch
+
 from crash.case import ANSWER, EITHER, case, expected, greedy, load, long, right
 from transformers_llamacpp import LlamaCppCache
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from crash.case import ANSWER, CASES, PROMPT, Case, case, expected, greedy, load, right
 from transformers import LogitsProcessorList
+
+from crash.case import ANSWER, CASES, PROMPT, Case, case, expected, greedy, load, right
 from transformers_llamacpp import LlamaCppCache
 
 

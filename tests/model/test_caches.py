@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+
 from compare import evaluates, same_greedy
 from transformers_llamacpp import ClosedError, LlamaCppCache
 from transformers_llamacpp.compat import CACHE_NAME, cache_of

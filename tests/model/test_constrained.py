@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+
 from golden_cases import decoding_cases, decoding_id
 from transformers_llamacpp import UnsupportedFeatureError, compat
 from transformers_llamacpp.decoding import Constraint, DisjunctiveConstraint, PhrasalConstraint

@@ -10,9 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from transformers import LogitsProcessor, StoppingCriteria
+
 from compare import TieWarning, cold_logits, first_difference
 from golden_cases import decoding_cases, decoding_id, open_cases, open_id
-from transformers import LogitsProcessor, StoppingCriteria
 from transformers_llamacpp import LlamaCppCache, UnsupportedFeatureError, compat
 
 OPEN = open_cases("contrastive_k4", "contrastive_k8")

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from transformers import DynamicCache
+
 from transformers_llamacpp import (
     ContextOverflowError,
     InvalidInputError,

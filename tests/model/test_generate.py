@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 import torch
-from compare import evaluates, same_beams, same_generation, same_greedy
 from transformers import GenerationConfig
+
+from compare import evaluates, same_beams, same_generation, same_greedy
 from transformers_llamacpp import ContextOverflowError, GenerationCancelled
 from transformers_llamacpp.compat import cache_of
 

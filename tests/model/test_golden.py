@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+
 from compare import first_difference
 
 GOLDEN = json.loads((Path(__file__).parent.parent / "golden" / "open.json").read_text(encoding="utf-8"))

@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 import torch
-from golden_cases import decoding_cases, decoding_id, open_cases, open_id
 from transformers import LogitsProcessor, TextStreamer
+
+from golden_cases import decoding_cases, decoding_id, open_cases, open_id
 from transformers_llamacpp import LlamaCppCache, UnsupportedFeatureError, compat
 
 OPEN = open_cases("group_beam")

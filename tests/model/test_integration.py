@@ -12,8 +12,9 @@ from typing import Any
 
 import pytest
 import torch
-import transformers_llamacpp
 from transformers import AutoModelForCausalLM, GenerationMixin, PreTrainedModel, pipeline
+
+import transformers_llamacpp
 from transformers_llamacpp import (
     ClosedError,
     LlamaCppConfig,

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+
 from compare import cold_logits, evaluates, same_greedy
 from transformers_llamacpp import LlamaCppCache, LlamaCppError
 from transformers_llamacpp.compat import cache_of

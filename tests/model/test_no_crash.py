@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
 import transformers_llamacpp
 from child import Children
 from crash.case import ANSWER, EITHER

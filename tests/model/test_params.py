@@ -10,6 +10,7 @@ from typing import Any
 import gguf
 import numpy as np
 import pytest
+
 from transformers_llamacpp.backend import DecodeStatus
 from transformers_llamacpp.batch import Batch
 from transformers_llamacpp.errors import ModelLoadError, OptionError

@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 import torch
-from compare import same_generation
 from transformers import GenerationMixin, LogitsProcessor, LogitsProcessorList
 from transformers.generation import SynthIDTextWatermarkingConfig, WatermarkDetector, WatermarkingConfig
+
+from compare import same_generation
 
 PROMPT = [504, 1463, 282, 260, 4469, 7057, 5634, 351]  # The history of the Roman Empire begins with
 PLAIN = [260, 14465, 282, 7268, 281, 216, 39, 37, 35, 15023, 411, 7810]  # its greedy continuation

@@ -5,9 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from tokenizer_cases import EVERY, path, raw, tokenizer
 from transformers import DataCollatorWithPadding
 from transformers.tokenization_utils_base import TruncationStrategy
+
+from tokenizer_cases import EVERY, path, raw, tokenizer
 from transformers_llamacpp.errors import TokenizerError, UnsupportedFeatureError
 from transformers_llamacpp.token_rows import truncation_plan
 from transformers_llamacpp.tokenizer import LlamaCppTokenizer

@@ -7,10 +7,11 @@ import logging
 from pathlib import Path
 
 import pytest
-import tiny_vocab_gguf
-from tokenizer_cases import path, tokenizer
 from tokenizers import Tokenizer, models
 from transformers import PreTrainedTokenizerFast
+
+import tiny_vocab_gguf
+from tokenizer_cases import path, tokenizer
 from transformers_llamacpp.errors import TokenizerError
 from transformers_llamacpp.tokenizer import LlamaCppTokenizer
 

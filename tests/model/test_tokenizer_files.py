@@ -13,10 +13,11 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from transformers import AutoTokenizer
+
 import tiny_vocab_gguf
 import transformers_llamacpp
 from tokenizer_cases import EVERY, NASTY, path, tokenizer
-from transformers import AutoTokenizer
 from transformers_llamacpp.errors import ClosedError, ModelLoadError, TokenizerError
 from transformers_llamacpp.native.vocab import open_vocab
 from transformers_llamacpp.tokenizer import LlamaCppTokenizer

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 from hypothesis import HealthCheck, given, settings
+
 from tokenizer_cases import EVERY, EXACT, NASTY, REAL, SURROGATES, TEXTS, as_kept, path, raw, tokenizer
 from transformers_llamacpp.errors import TokenizerError
 from transformers_llamacpp.native.vocab import VocabType, open_vocab

@@ -8,6 +8,7 @@ from typing import Any
 import gguf
 import llama_cpp
 import pytest
+
 import tiny_vocab_gguf
 from tokenizer_cases import path
 from transformers_llamacpp.errors import ModelLoadError, TokenizerError

@@ -11,9 +11,10 @@ import threading
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
-from tokenizer_cases import EVERY, EXACT, NASTY, TEXTS, as_kept, tokenizer
 from transformers import TextIteratorStreamer, TextStreamer
 from transformers.generation.stopping_criteria import StopStringCriteria
+
+from tokenizer_cases import EVERY, EXACT, NASTY, TEXTS, as_kept, tokenizer
 from transformers_llamacpp.errors import TokenizerError
 from transformers_llamacpp.native.vocab import MATCHED_WHOLE
 from transformers_llamacpp.token_spans import align

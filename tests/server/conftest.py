@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from playwright.sync_api import sync_playwright
+
 from transformers_llamacpp.server.app import Server, open_socket
 from transformers_llamacpp.server.host import ModelHost
 

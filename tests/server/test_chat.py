@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+
 from transformers_llamacpp.errors import ContextOverflowError, GenerationCancelled
 from transformers_llamacpp.server.chat import Progress, answer, complete, generation_options, statistics
 from transformers_llamacpp.server.view import bubbles, error_html, status_html

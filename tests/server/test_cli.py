@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from transformers_llamacpp import cli, modeling
 from transformers_llamacpp.errors import InvalidInputError
 from transformers_llamacpp.options import options_in

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from transformers_llamacpp.errors import LlamaCppError, ModelLoadError, OptionError
 from transformers_llamacpp.server.app import create_app, open_socket
 from transformers_llamacpp.server.host import ModelHost, gguf_files

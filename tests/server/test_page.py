@@ -9,6 +9,7 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
+
 from transformers_llamacpp.server.host import ModelHost
 
 pytestmark = [pytest.mark.once, pytest.mark.timeout(600)]

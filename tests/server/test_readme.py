@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+
 from transformers_llamacpp import cli
 
 pytestmark = pytest.mark.once

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+
 from transformers_llamacpp.batch import Job
 from transformers_llamacpp.engine import Engine, Usage, shared_prefix
 from transformers_llamacpp.sequence import Sequence

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+
 from transformers_llamacpp.cache import LlamaCppCache
 from transformers_llamacpp.decoding.candidates import Candidates
 from transformers_llamacpp.engine import Usage

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+
 from transformers_llamacpp.decoding.constraints import DisjunctiveConstraint, PhrasalConstraint, Progress, from_words
 from transformers_llamacpp.errors import InvalidInputError
 

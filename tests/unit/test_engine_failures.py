@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+
 from transformers_llamacpp.engine import Usage
 from transformers_llamacpp.errors import (
     ClosedError,

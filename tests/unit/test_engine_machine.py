@@ -13,6 +13,7 @@ import numpy as np
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
 from transformers_llamacpp.batch import Job
 from transformers_llamacpp.engine import Engine, Usage
 from transformers_llamacpp.errors import (

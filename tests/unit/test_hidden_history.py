@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+
 from transformers_llamacpp.batch import Job
 from transformers_llamacpp.decoding.history import HiddenHistory
 from transformers_llamacpp.engine import Usage

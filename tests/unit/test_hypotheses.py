@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+
 from transformers_llamacpp.decoding.beams import DiversityPenalty
 from transformers_llamacpp.decoding.hypotheses import Hypotheses, best_of, to_tensors
 

@@ -8,6 +8,7 @@ import warnings
 from typing import Any
 
 import pytest
+
 from transformers_llamacpp.errors import (
     OptionError,
     OptionTypeError,

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+
 from transformers_llamacpp.engine import Usage
 from transformers_llamacpp.errors import (
     ClosedError,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+
 from transformers_llamacpp.engine import Usage
 from transformers_llamacpp.errors import (
     CacheFullError,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+
 from transformers_llamacpp.backend import Backend, DecodeStatus
 from transformers_llamacpp.batch import Batch
 from transformers_llamacpp.errors import DecodeError, ModelLoadError, StateError

@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
+
 from transformers_llamacpp.engine import Engine, Usage
 from transformers_llamacpp.errors import ClosedError, GenerationCancelled
 from transformers_llamacpp.testing import FakeBackend
