@@ -209,13 +209,16 @@ def test_cropping_and_appending_again_changes_nothing(
 
 
 def test_cropping_beyond_the_sliding_window(load: Any, tiny_swa_path: Path) -> None:
-    """`swa_full=False` drops cells that have left the window of 16: a silent hole if nobody looks."""
-    model = load(tiny_swa_path, swa_full=False, n_batch=32, n_ubatch=32)
-    tokens = [1, *(3 + (7 * i) % 250 for i in range(199))]
+    """`swa_full=False` drops cells that have left the window of 16: a silent hole if nobody looks.
+
+    One sequence and small batches, so that only 256 cells are kept for the layers with a window.
+    """
+    model = load(tiny_swa_path, swa_full=False, n_seq_max=1, n_batch=32, n_ubatch=32)
+    tokens = [1, *(3 + (7 * i) % 250 for i in range(599))]
     cold = cold_logits(model, tokens)
     cache = LlamaCppCache(model)
     model(torch.tensor([tokens]), cache=cache)
-    for keep in (199, 190, 120, 40, 1):
+    for keep in (599, 590, 400, 120, 40, 1):
         cache.truncate(keep)
         close(model(torch.tensor([tokens[keep:]]), cache=cache).logits[0], cold[keep:])
     cache.close()
