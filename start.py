@@ -141,6 +141,8 @@ def run_tool(*arguments: str) -> int:
 
 def run_tests(arguments: list[str]) -> int:
     python = str(venv_python())
+    # Threads that wait by spinning (torch's and llama.cpp's, in several processes) take each other's cores.
+    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     pytest = [python, "-m", "pytest", *(arguments or ["-ra", "--durations=10"])]
     steps = [("tests", pytest)]
     if not arguments:
