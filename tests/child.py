@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import faulthandler
 import gc
+import importlib.util
 import json
 import os
 import signal
@@ -25,6 +26,14 @@ from typing import Any
 
 TIMEOUT = 120.0
 MARK = "\N{BLACK SQUARE}outcome "
+
+
+def environment(**more: str) -> dict[str, str]:
+    """What a child of the tests needs to import what its parent imported."""
+    package = importlib.util.find_spec("transformers_llamacpp")
+    assert package is not None and package.origin is not None
+    folders = [str(Path(package.origin).parent.parent), os.environ.get("PYTHONPATH", "")]
+    return dict(os.environ) | {"PYTHONPATH": os.pathsep.join(filter(None, folders)), "HF_HUB_OFFLINE": "1"} | more
 
 
 def run_case(name: str) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import subprocess
 import sys
@@ -14,7 +13,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, GenerationMixin, PreTrainedModel, pipeline
 
-import transformers_llamacpp
+from child import environment
 from transformers_llamacpp import (
     ClosedError,
     LlamaCppConfig,
@@ -167,12 +166,10 @@ def lay_out_hub_cache(home: Path, gguf: Path) -> None:
 
 def test_a_hub_repository_comes_from_the_local_cache(tmp_path: Path, tiny_llama: Any, tiny_llama_path: Path) -> None:
     lay_out_hub_cache(tmp_path, tiny_llama_path)
-    package = Path(transformers_llamacpp.__file__).parent.parent
-    environment = {name: value for name, value in os.environ.items() if not name.startswith(("HF_", "HUGGINGFACE"))}
-    environment |= {"HF_HOME": str(tmp_path), "HF_HUB_OFFLINE": "1", "PYTHONPATH": str(package)}
-    child = subprocess.run(
-        [sys.executable, "-c", IN_A_CHILD], env=environment, capture_output=True, text=True, timeout=300
-    )
+    clean = environment(HF_HOME=str(tmp_path))
+    for name in ("HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE", "HF_ENDPOINT"):
+        clean.pop(name, None)
+    child = subprocess.run([sys.executable, "-c", IN_A_CHILD], env=clean, capture_output=True, text=True, timeout=300)
     assert child.returncode == 0, child.stderr[-3000:]
     answers = json.loads(child.stdout.splitlines()[-1])
     expected = tiny_llama.generate(

@@ -6,14 +6,11 @@ transformers.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
-import transformers_llamacpp
-from child import Children
+from child import Children, environment
 from crash.case import ANSWER, EITHER
 from crash_cases import CASES
 
@@ -22,9 +19,7 @@ pytestmark = pytest.mark.once
 
 @pytest.fixture(scope="module")
 def children() -> Iterator[Children]:
-    package = Path(transformers_llamacpp.__file__).parent.parent
-    environment = {"PYTHONPATH": str(package), "HF_HUB_OFFLINE": "1", "GGML_NO_BACKTRACE": "1"}
-    children = Children(dict(os.environ) | environment)
+    children = Children(environment(GGML_NO_BACKTRACE="1"))
     yield children
     children.close()
 
