@@ -24,6 +24,9 @@ __all__ = ["NativeBackend"]
 OUTPUT_BYTES = 64 << 20
 """Logits of one decode take at most about this much; asking for more rows means more decodes, not more memory."""
 
+QUANTISED_BLOCK = 32
+"""Numbers in one block of every quantised type a KV cache may have (ggml's `QK8_0` and its like)."""
+
 CELL_PADDING = 256
 """llama.cpp rounds the buffer up to this; asking for a multiple avoids its warning."""
 
@@ -43,6 +46,7 @@ class NativeBackend:
         n_seq_max = n_seq_max if n_seq_max is not None else (8 if model.has_state else 64)
         if not 1 <= n_seq_max <= limit:
             raise OptionError(f"n_seq_max={n_seq_max} is outside 1 .. {limit}", "n_seq_max")
+        self._check_k_type()
         self._make(n_seq_max)
 
     # -- making and freeing ------------------------------------------------------------------------------------
@@ -70,6 +74,18 @@ class NativeBackend:
         self._embeddings_on = bool(params.embeddings)
         self._read_limits(limit=int(llama_cpp.llama_max_parallel_sequences()))
         self._make_batch(self._limits.n_batch)
+
+    def _check_k_type(self) -> None:
+        """Without flash attention llama.cpp does not check that heads fill whole blocks of a quantised K cache, and answers
+        NaN where they do not."""
+        names = {number: name for name, number in KV_TYPES.items()}
+        name = names.get(self._params.type_k, str(self._params.type_k))
+        if name not in ("f32", "f16", "bf16") and self.model.n_embd_head_k % QUANTISED_BLOCK:
+            raise OptionError(
+                f"type_k={name!r} stores blocks of {QUANTISED_BLOCK} numbers, and this model's heads have "
+                f"{self.model.n_embd_head_k}: set type_k='f16'",
+                "type_k",
+            )
 
     def _explain(self, lines: list[str]) -> ModelLoadError | OptionError:
         names = {number: name for name, number in KV_TYPES.items()}

@@ -120,6 +120,13 @@ class NativeModel:
         return int(llama_cpp.llama_model_n_head_kv(self.pointer))
 
     @property
+    def n_embd_head_k(self) -> int:
+        """Numbers in one head of the K cache."""
+        architecture = self.metadata.get("general.architecture", "")
+        stated = self.metadata.get(f"{architecture}.attention.key_length", "")
+        return int(stated) if stated.isdigit() else self.n_embd // max(1, self.n_head)
+
+    @property
     def has_state(self) -> bool:
         """Recurrent or hybrid: part of the memory is a state that cannot be rewound."""
         return bool(
