@@ -108,9 +108,8 @@ OPTIONS: tuple[Option, ...] = (
            "Min-p", 0.0, 1.0, 0.01),
     Option("repetition_penalty", float, 1.0, "sampling", "Above 1 makes tokens that already occurred less likely; 1 is "
            "off.", "Repetition penalty", 0.5, 2.0, 0.01),
-    Option("seed", int, -1, "sampling", "The same seed draws the same tokens again from the same probabilities, which are the same bit for "
-           "bit with prefix_reuse=False only; -1 draws a new seed each time.",
-           "Seed", -1, 2**32 - 1, 1),
+    Option("seed", int, -1, "sampling", "The same seed draws the same tokens again from the same probabilities, which are the "
+           "same bit for bit with prefix_reuse=False only; -1 draws a new seed each time.", "Seed", -1, 2**32 - 1, 1),
     Option("max_new_tokens", int, 512, "sampling", "Most tokens in one answer.", "Max new tokens", 1, 2**31 - 1, 1,
            "tokens"),
 )
