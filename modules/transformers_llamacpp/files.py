@@ -26,12 +26,16 @@ def resolve_gguf(path_or_repo: str | Path, gguf_file: str | None = None, **hub_k
     unknown = hub_kwargs.keys() - set(HUB_ARGUMENTS)
     if unknown:
         raise TypeError(f"unknown arguments {sorted(unknown)}; hub arguments are {', '.join(HUB_ARGUMENTS)}")
-    path = Path(path_or_repo).expanduser()
-    if path.is_file():
-        return _first_shard(path)
-    if path.is_dir():
-        return _in_folder(path, gguf_file)
     name = str(path_or_repo)
+    path = Path(path_or_repo).expanduser()
+    try:
+        is_file, is_dir = path.is_file(), path.is_dir()
+    except (OSError, ValueError) as error:  # too long, a NUL in it, or not ours to look at
+        raise ModelLoadError(f"{name[:80]!r} cannot be opened: {getattr(error, 'strerror', None) or error}", name) from error
+    if is_file:
+        return _first_shard(path)
+    if is_dir:
+        return _in_folder(path, gguf_file)
     if name.endswith(".gguf") or name.count("/") > 1 or "\\" in name or name.startswith((".", "/", "~")) or not name:
         raise ModelLoadError(f"{name!r} is neither a file nor a folder here, and no hub repository id", name)
     return _from_hub(name, gguf_file, {k: v for k, v in hub_kwargs.items() if v is not None})

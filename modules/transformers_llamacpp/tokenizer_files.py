@@ -11,75 +11,13 @@ from pathlib import Path
 from typing import Any
 
 from .errors import TokenizerError
+from .gguf_reader import GgufReader
 
 __all__ = ["CONFIG_FILE", "VOCAB_FILE", "copy_vocabulary", "read_config", "rewrite_config"]
 
 VOCAB_FILE = "tokenizer.gguf"
 CONFIG_FILE = "tokenizer_config.json"
 CLASS_NAME = "LlamaCppTokenizer"
-
-_STRING, _ARRAY = 8, 9
-_SIZES = {0: 1, 1: 1, 2: 2, 3: 2, 4: 4, 5: 4, 6: 4, 7: 1, 10: 8, 11: 8, 12: 8}
-"""Bytes of each scalar type of GGUF."""
-
-
-class _Reader:
-    """Walks over the key-value section of a little-endian GGUF (version 2 or 3) without decoding it."""
-
-    def __init__(self, data: mmap.mmap, name: str) -> None:
-        self.data = data
-        self.name = name
-        self.position = 24
-        if data[:4] != b"GGUF":
-            raise TokenizerError(f"{name} is not a GGUF file")
-        self.version, _tensors, self.n_pairs = struct.unpack_from("<IQQ", data, 4)
-        if self.version not in (2, 3):
-            raise TokenizerError(f"{name} is GGUF version {self.version} (or big-endian); 2 and 3 can be copied")
-
-    def _number(self, layout: str) -> int:
-        try:
-            (value,) = struct.unpack_from(layout, self.data, self.position)
-        except struct.error as error:
-            raise TokenizerError(f"{self.name} is cut off at byte {self.position}") from error
-        self.position += struct.calcsize(layout)
-        return int(value)
-
-    def string(self) -> bytes:
-        length = self._number("<Q")
-        start = self.position
-        self.position += length
-        return self.data[start : self.position]
-
-    def skip_value(self) -> None:
-        kind = self._number("<I")
-        if kind == _STRING:
-            self.string()
-        elif kind == _ARRAY:
-            self._skip_array()
-        else:
-            self.position += self._size(kind)
-
-    def _skip_array(self) -> None:
-        kind, count = self._number("<I"), self._number("<Q")
-        if kind == _ARRAY:
-            for _ in range(count):
-                self._skip_array()
-        elif kind == _STRING:
-            unpack, data, position = struct.Struct("<Q").unpack_from, self.data, self.position
-            try:
-                for _ in range(count):
-                    position += 8 + unpack(data, position)[0]
-            except struct.error as error:
-                raise TokenizerError(f"{self.name} is cut off at byte {position}") from error
-            self.position = position
-        else:
-            self.position += count * self._size(kind)
-
-    def _size(self, kind: int) -> int:
-        if kind not in _SIZES:
-            raise TokenizerError(f"{self.name}: unknown value type {kind} at byte {self.position}")
-        return _SIZES[kind]
-
 
 def copy_vocabulary(source: str | os.PathLike[str], target: str | os.PathLike[str]) -> None:
     """Write the key-value section of the GGUF `source` to `target`, with no tensors. llama.cpp loads such a file with
@@ -105,7 +43,7 @@ def copy_vocabulary(source: str | os.PathLike[str], target: str | os.PathLike[st
 
 
 def _pairs(data: mmap.mmap, name: str) -> list[tuple[int, int]]:
-    reader = _Reader(data, name)
+    reader = GgufReader(data, name)
     pairs = []
     for _ in range(reader.n_pairs):
         start = reader.position

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import ModelLoadError, OptionError
+from ..gguf_reader import check_tokens
 from .library import init_backend, llama_cpp, recent_errors
 from .params import NativeParams
 from .vocab import NativeVocab, read_metadata
@@ -141,3 +142,4 @@ def _check_file(path: Path) -> None:
         magic = file.read(4)
     if magic != b"GGUF":
         raise ModelLoadError(f"{path} is no GGUF file (it starts with {magic!r})", str(path))
+    check_tokens(path)

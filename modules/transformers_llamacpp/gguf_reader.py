@@ -1,0 +1,120 @@
+"""The key-value section of a GGUF file, as far as llama.cpp's API does not show it."""
+
+from __future__ import annotations
+
+import mmap
+import struct
+from pathlib import Path
+
+from .errors import ModelLoadError, TokenizerError
+
+__all__ = ["GgufReader", "check_tokens"]
+
+_STRING, _ARRAY = 8, 9
+_SIZES = {0: 1, 1: 1, 2: 2, 3: 2, 4: 4, 5: 4, 6: 4, 7: 1, 10: 8, 11: 8, 12: 8}
+"""Bytes of each scalar type of GGUF."""
+
+
+class GgufReader:
+    """Walks over the key-value section of a little-endian GGUF (version 2 or 3) without decoding it."""
+
+    def __init__(self, data: mmap.mmap, name: str) -> None:
+        self.data = data
+        self.name = name
+        self.position = 24
+        if data[:4] != b"GGUF":
+            raise TokenizerError(f"{name} is not a GGUF file")
+        self.version, _tensors, self.n_pairs = struct.unpack_from("<IQQ", data, 4)
+        if self.version not in (2, 3):
+            raise TokenizerError(f"{name} is GGUF version {self.version} (or big-endian); 2 and 3 can be copied")
+
+    def _number(self, layout: str) -> int:
+        try:
+            (value,) = struct.unpack_from(layout, self.data, self.position)
+        except struct.error as error:
+            raise TokenizerError(f"{self.name} is cut off at byte {self.position}") from error
+        self.position += struct.calcsize(layout)
+        return int(value)
+
+    def string(self) -> bytes:
+        length = self._number("<Q")
+        start = self.position
+        self.position += length
+        return self.data[start : self.position]
+
+    def skip_value(self) -> None:
+        kind = self._number("<I")
+        if kind == _STRING:
+            self.string()
+        elif kind == _ARRAY:
+            self._skip_array()
+        else:
+            self.position += self._size(kind)
+
+    def strings(self) -> list[bytes]:
+        """The array of strings at this place; an empty list for a value of another type."""
+        if self._number("<I") != _ARRAY or self._number("<I") != _STRING:
+            return []
+        unpack, data, position = struct.Struct("<Q").unpack_from, self.data, self.position + 8
+        found = []
+        try:
+            for _ in range(self._number("<Q")):
+                (length,) = unpack(data, position)
+                found.append(data[position + 8 : position + 8 + length])
+                position += 8 + length
+        except struct.error as error:
+            raise TokenizerError(f"{self.name} is cut off at byte {position}") from error
+        return found
+
+    def _skip_array(self) -> None:
+        kind, count = self._number("<I"), self._number("<Q")
+        if kind == _ARRAY:
+            for _ in range(count):
+                self._skip_array()
+        elif kind == _STRING:
+            unpack, data, position = struct.Struct("<Q").unpack_from, self.data, self.position
+            try:
+                for _ in range(count):
+                    position += 8 + unpack(data, position)[0]
+            except struct.error as error:
+                raise TokenizerError(f"{self.name} is cut off at byte {position}") from error
+            self.position = position
+        else:
+            self.position += count * self._size(kind)
+
+    def _size(self, kind: int) -> int:
+        if kind not in _SIZES:
+            raise TokenizerError(f"{self.name}: unknown value type {kind} at byte {self.position}")
+        return _SIZES[kind]
+
+
+def check_tokens(path: Path) -> None:
+    """Raise `ModelLoadError` where the vocabulary names a token twice: llama.cpp asserts that it does not, which ends the
+    process. Whatever else is wrong with the file llama.cpp says itself, so a damaged one passes here.
+    """
+    try:
+        tokens = _tokens(path)
+    except (TokenizerError, ValueError, OverflowError, struct.error, IndexError):
+        return
+    if len(set(tokens)) == len(tokens):
+        return
+    first: dict[bytes, int] = {}
+    for index, token in enumerate(tokens):
+        if token and first.setdefault(token, index) != index:  # empty names are fine: llama.cpp numbers them
+            raise ModelLoadError(
+                f"{path} names the token {token.decode('utf-8', 'replace')!r} twice, as {first[token]} and {index}: the "
+                "file is damaged or was converted wrongly",
+                str(path),
+            )
+
+
+def _tokens(path: Path) -> list[bytes]:
+    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+        reader = GgufReader(data, str(path))
+        for _ in range(reader.n_pairs):
+            if reader.string() == b"tokenizer.ggml.tokens":
+                return reader.strings()
+            reader.skip_value()
+            if reader.position > len(data):
+                break
+    return []
