@@ -38,6 +38,8 @@ class NativeBackend:
         self.model = model
         self._context: Any = None
         self._memory: Any = None
+        self._rows: npt.NDArray[np.intp] | None = None
+        self._n_tokens = 0
         source = model.params.context
         self._params = type(source).from_buffer_copy(source)  # a copy of its own; model.params keeps what it points to
         self._params.n_ctx = -(-n_cells // CELL_PADDING) * CELL_PADDING
@@ -196,6 +198,9 @@ class NativeBackend:
         self._pos[:n] = batch.positions
         self._seq[:n] = batch.seq_ids
         self._out[:n] = batch.outputs
+        # with embeddings on llama.cpp makes every token of the batch an output row, whatever was asked for
+        self._rows = np.flatnonzero(batch.outputs) if self._embeddings_on and batch.n_outputs < n else None
+        self._n_tokens = n
         status = int(llama_cpp.llama_decode(self._context, native))
         if 0 <= status <= 2:
             return DecodeStatus(status)
@@ -212,8 +217,11 @@ class NativeBackend:
         address = ctypes.cast(function(self._context), ctypes.c_void_p).value
         if not address:
             raise DecodeError(f"{function.__name__} returned NULL; the last decode has no output rows", -1)
+        if self._rows is not None:
+            rows = self._n_tokens
         memory = (ctypes.c_float * (rows * columns)).from_address(address)
-        return np.ctypeslib.as_array(memory).reshape(rows, columns)
+        view = np.ctypeslib.as_array(memory).reshape(rows, columns)
+        return view if self._rows is None else view[self._rows]
 
     # -- memory ------------------------------------------------------------------------------------------------
 

@@ -78,6 +78,9 @@ ENUMS = {
 MAX_THREADS = 512
 """GGML_MAX_N_THREADS; more kill the process."""
 
+MAX_LAYERS = 512
+"""llama.cpp's `LLAMA_MAX_LAYERS`."""
+
 _INTEGERS: dict[type, tuple[int, int]] = {
     ctypes.c_int32: (-(2**31), 2**31 - 1),
     ctypes.c_int: (-(2**31), 2**31 - 1),
@@ -221,12 +224,25 @@ def _tensor_split(value: Any) -> list[float]:
     return [float(x) for x in value]
 
 
+def _deadly(key: str, value: Any) -> str | None:
+    """Why llama.cpp would end the process over this value (it asserts instead of answering), or `None`."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return None
+    if key.endswith(".block_count") and not 1 <= value <= MAX_LAYERS:
+        return f"a model has 1 to {MAX_LAYERS} layers"
+    if key.endswith("epsilon") and not value >= 0:
+        return "an epsilon is not negative"
+    return None
+
+
 def kv_overrides(values: Mapping[str, Any]) -> Any:
     """llama.cpp's array of metadata overrides, closed by an empty key."""
     array = (llama_cpp.llama_model_kv_override * (len(values) + 1))()
     for entry, (key, value) in zip(array, values.items(), strict=False):
         if not isinstance(key, str) or len(key.encode()) > 127:
             raise OptionError(f"kv_overrides: the key {key!r} is not a str of at most 127 bytes", "kv_overrides")
+        if reason := _deadly(key, value):
+            raise OptionError(f"kv_overrides[{key!r}] = {value!r}: {reason}", "kv_overrides")
         entry.key = key.encode()
         if isinstance(value, bool):
             entry.tag, entry.value.val_bool = llama_cpp.LLAMA_KV_OVERRIDE_TYPE_BOOL, value
