@@ -16,7 +16,7 @@ ENGINE = ROOT / "modules" / "transformers_llamacpp"
 
 LAYERS = (
     {"errors", "options", "batch"},
-    {"backend"},
+    {"backend", "gguf_reader"},
     {"native", "testing"},
     {"sequence"},
     {"pool", "recall"},
