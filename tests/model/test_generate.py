@@ -10,7 +10,7 @@ import pytest
 import torch
 from transformers import GenerationConfig
 
-from compare import evaluates, same_beams, same_generation, same_greedy
+from compare import evaluates, padded, same_beams, same_generation, same_greedy
 from transformers_llamacpp import ContextOverflowError, GenerationCancelled
 from transformers_llamacpp.compat import cache_of
 
@@ -22,17 +22,11 @@ IDS = torch.tensor([PROMPT])
 P = len(PROMPT)
 
 
-def padded(*rows: list[int]) -> tuple[torch.Tensor, torch.Tensor]:
-    width = max(map(len, rows))
-    ids = torch.tensor([[2] * (width - len(row)) + row for row in rows])
-    return ids, torch.tensor([[0] * (width - len(row)) + [1] * len(row) for row in rows])
-
-
 # -- batches -------------------------------------------------------------------------------------------------------
 
 
 def test_a_padded_batch_is_what_pytorch_makes_of_it(smollm2_f32: Any, torch_reference: Any) -> None:
-    ids, mask = padded(PROMPT, OTHER, THIRD)
+    ids, mask = padded([PROMPT, OTHER, THIRD])
     same_generation(torch_reference, smollm2_f32, ids, attention_mask=mask, max_new_tokens=8)
     stats = smollm2_f32.last_stats
     assert stats.prompt_tokens == P + len(OTHER) + len(THIRD)
@@ -40,7 +34,7 @@ def test_a_padded_batch_is_what_pytorch_makes_of_it(smollm2_f32: Any, torch_refe
 
 
 def test_a_sampled_batch_is_what_pytorch_makes_of_it(smollm2_f32: Any, torch_reference: Any) -> None:
-    ids, mask = padded(PROMPT, OTHER)
+    ids, mask = padded([PROMPT, OTHER])
     same_generation(torch_reference, smollm2_f32, ids, seed=3, attention_mask=mask, max_new_tokens=8, top_k=0)
 
 
@@ -90,7 +84,7 @@ def test_beams(smollm2_f32: Any, torch_reference: Any, kwargs: dict[str, Any]) -
 
 
 def test_beams_of_a_padded_batch(smollm2_f32: Any, torch_reference: Any) -> None:
-    ids, mask = padded(PROMPT, OTHER)
+    ids, mask = padded([PROMPT, OTHER])
     output = same_beams(torch_reference, smollm2_f32, ids, attention_mask=mask, num_beams=2, num_return_sequences=2)
     assert output.sequences.shape[0] == 4
 
