@@ -20,7 +20,7 @@ from transformers import Cache
 from . import compat
 from .engine import Engine, Usage
 from .errors import ClosedError, InvalidInputError, UnsupportedFeatureError
-from .rows import Feed, feed
+from .rows import Feed, feed_together
 from .sequence import Sequence
 
 if TYPE_CHECKING:
@@ -68,6 +68,8 @@ class LlamaCppCache(Cache):
         self._rows: list[Row] = []
         self._columns = 0
         self._closed = False
+        self.companion: LlamaCppCache | None = None
+        """A cache with the same rows that goes wherever this one goes, as guidance needs; whoever set it takes it away."""
         self._finalizer = weakref.finalize(self, _leave_behind, engine, self._rows)
         self._finalizer.atexit = False
 
@@ -189,6 +191,8 @@ class LlamaCppCache(Cache):
             raise InvalidInputError(f"cannot keep {columns} of {self._columns} columns")
         if columns == self._columns:
             return
+        if self.companion is not None:
+            self.companion.truncate(max(0, self.companion._columns - (self._columns - columns)))
         for row in self._rows:
             self._engine.truncate(row.sequence, row.tokens_in(columns))
             if row.mask is not None:
@@ -227,6 +231,8 @@ class LlamaCppCache(Cache):
                 mask = None if row.mask is None else bytearray(row.mask)
                 chosen.append(Row(self._engine.fork(row.sequence, busy), mask))
             rows[:] = chosen
+        if self.companion is not None:
+            self.companion._select(indices)
 
     def reset(self) -> None:
         """Empty, as after construction."""
@@ -291,21 +297,48 @@ class LlamaCppCache(Cache):
         """Store new columns; logits `(rows, kept, n_vocab)` and, if asked for, the last hidden state
         `(rows, columns, n_embd)`. All or nothing. `past_mask` is what the caller believes about the columns so far.
         """
-        self._alive()
         if repeats := self._expansion(feed_):
             logits, hidden = self.feed(feed_.every(repeats), None if past_mask is None else past_mask[::repeats], usage)
             self.batch_repeat_interleave(repeats)
             return logits.repeat(repeats, axis=0), None if hidden is None else hidden.repeat(repeats, axis=0)
+        self._check(feed_, past_mask)
+        answer = feed_together(self._engine, [(self._before(feed_), feed_)], usage)[0]
+        self._remember(answer.sequences, feed_)
+        return answer.logits, answer.hidden
+
+    def feed_beside(
+        self, feed_: Feed, past_mask: npt.NDArray[np.bool_] | None, usage: Usage, beside: Feed
+    ) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.float32] | None, npt.NDArray[np.float32]]:
+        """As `feed`, with the columns `beside` for the companion in the same decodes; its logits come third."""
+        companion = self.companion
+        assert companion is not None
+        if repeats := self._expansion(feed_):
+            if beside.repeats_rows(repeats):
+                past = None if past_mask is None else past_mask[::repeats]
+                logits, hidden, theirs = self.feed_beside(feed_.every(repeats), past, usage, beside.every(repeats))
+                self.batch_repeat_interleave(repeats)
+                hidden = None if hidden is None else hidden.repeat(repeats, axis=0)
+                return logits.repeat(repeats, axis=0), hidden, theirs.repeat(repeats, axis=0)
+            self.batch_repeat_interleave(repeats)
+        self._check(feed_, past_mask)
+        companion._check(beside, None)
+        parts = [(self._before(feed_), feed_), (companion._before(beside), beside)]
+        mine, other = feed_together(self._engine, parts, usage)
+        self._remember(mine.sequences, feed_)
+        companion._remember(other.sequences, beside)
+        return mine.logits, mine.hidden, other.logits
+
+    def _before(self, feed_: Feed) -> list[Sequence | None]:
+        return [row.sequence for row in self._rows] or [None] * feed_.n_rows
+
+    def _check(self, feed_: Feed, past_mask: npt.NDArray[np.bool_] | None) -> None:
+        self._alive()
         if self._rows and len(self._rows) != feed_.n_rows:
             raise InvalidInputError(
                 f"the cache has {len(self._rows)} rows and the input {feed_.n_rows}: use "
                 "cache.batch_repeat_interleave(n), or a cache of its own for each batch"
             )
         self._check_past(past_mask)
-        sequences: list[Sequence | None] = [row.sequence for row in self._rows] or [None] * feed_.n_rows
-        after, logits, hidden = feed(self._engine, sequences, feed_, usage)
-        self._remember(after, feed_)
-        return logits, hidden
 
     def _expansion(self, feed_: Feed) -> int:
         """How often each row of the cache is asked for by equal rows of the input, as beams and return sequences do; 0 where

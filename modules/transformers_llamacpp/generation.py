@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from transformers import GenerationConfig, GenerationMixin
+from transformers import GenerationConfig, GenerationMixin, UnbatchedClassifierFreeGuidanceLogitsProcessor
 
 from . import compat
 from .cache import LlamaCppCache
-from .decoding import method_for
+from .decoding import Guidance, GuidanceProcessor, method_for
 from .errors import ContextOverflowError, InvalidInputError
 from .request import Request, current_request
 
@@ -98,6 +98,8 @@ class LlamaCppGenerationMixin:
             return output
         finally:
             current_request.reset(token)
+            if request.guidance is not None:
+                request.guidance.close()
             kept = compat.cache_of(output) if output is not None and not isinstance(output, torch.Tensor) else None
             for own in request.caches:
                 if own is not kept:
@@ -142,6 +144,10 @@ class LlamaCppGenerationMixin:
             request.longest_row = int((mask != 0).sum(dim=1).max())
         else:
             request.longest_row = ids.shape[1]
+        negative, its_mask = kwargs.get("negative_prompt_ids"), kwargs.get("negative_prompt_attention_mask")
+        if isinstance(negative, torch.Tensor) and negative.ndim == 2:
+            mask = negative.new_ones(negative.shape) if its_mask is None else its_mask
+            request.negative_row = int((mask != 0).sum(dim=1).max()) if negative.numel() else 0
 
     # -- hooks of GenerationMixin ----------------------------------------------------------------------------------
 
@@ -202,9 +208,12 @@ class LlamaCppGenerationMixin:
         if request is None or request.longest_row is None:
             return generation_config
         n_ctx = self.engine.n_ctx  # type: ignore[attr-defined]
-        room = n_ctx - request.longest_row
+        longest = request.longest_row
+        if generation_config.guidance_scale not in (None, 1):
+            longest = max(longest, request.negative_row)
+        room = n_ctx - longest
         if room < 1:
-            raise ContextOverflowError(request.longest_row + 1, n_ctx)
+            raise ContextOverflowError(longest + 1, n_ctx)
         if generation_config.max_length > length + room:
             logger.warning(
                 "generation will stop after %d new tokens, where the context of n_ctx=%d is full; %d were allowed",
@@ -212,6 +221,22 @@ class LlamaCppGenerationMixin:
             )  # fmt: skip
             generation_config.max_length = length + room
         return generation_config
+
+    def _get_logits_processor(self, generation_config: Any, *args: Any, **kwargs: Any) -> Any:
+        """transformers' processors, with the guidance of its own (one more forward pass for each row and token) replaced."""
+        processors = super()._get_logits_processor(generation_config, *args, **kwargs)  # type: ignore[misc]
+        request = current_request.get()
+        if request is None or generation_config.guidance_scale in (None, 1):
+            return processors
+        given = kwargs.get("logits_processor") or ()
+        for at, processor in enumerate(processors):
+            made_here = not any(processor is theirs for theirs in given)
+            if made_here and type(processor) is UnbatchedClassifierFreeGuidanceLogitsProcessor:
+                negative, mask = kwargs.get("negative_prompt_ids"), kwargs.get("negative_prompt_attention_mask")
+                request.guidance = Guidance(self, negative, mask)
+                processors[at] = GuidanceProcessor(generation_config.guidance_scale, request.guidance, request)
+                break
+        return processors
 
     def _get_stopping_criteria(self, *args: Any, tokenizer: Any = None, **kwargs: Any) -> Any:
         request = current_request.get()

@@ -242,10 +242,10 @@ class LlamaCppForCausalLM(LlamaCppGenerationMixin, PreTrainedModel, GenerationMi
         if source is None or (input_ids is not None and inputs_embeds is not None):
             raise InvalidInputError("pass either input_ids or inputs_embeds")
         try:
-            feed, past_mask = self._read(input_ids, inputs_embeds, attention_mask, past, logits_to_keep)
+            feed, past_mask = self.read_input(input_ids, inputs_embeds, attention_mask, past, logits_to_keep)
             feed.want_hidden = bool(output_hidden_states)
             _check_positions(kwargs.get("position_ids"), attention_mask, past, feed)
-            rows, vectors = self._feed(past, feed, past_mask)
+            rows, vectors = self._feed(past, feed, past_mask, own)
             logits = torch.from_numpy(rows)
             if source.device.type != "cpu":
                 logits = logits.to(source.device)
@@ -266,20 +266,22 @@ class LlamaCppForCausalLM(LlamaCppGenerationMixin, PreTrainedModel, GenerationMi
         return output.to_tuple() if return_dict is False else output
 
     def _feed(
-        self, past: LlamaCppCache, feed: Feed, past_mask: npt.NDArray[np.bool_] | None
+        self, past: LlamaCppCache, feed: Feed, past_mask: npt.NDArray[np.bool_] | None, own: bool
     ) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.float32] | None]:
         request = current_request.get()
         if request is None:
             return past.feed(feed, past_mask, Usage())
+        guided = request.guidance is not None and not own and request.guidance.guides(past)
+        store = request.guidance.feed if guided else past.feed
         if request.prompt_done is not None:
-            return past.feed(feed, past_mask, request.usage)
+            return store(feed, past_mask, request.usage)
         feed.progress, feed.n_batch = request.prompt_progress, request.n_batch
         feed.hidden_from = request.hidden_known
-        answer = past.feed(feed, past_mask, request.usage)
-        request.prompt_finished(past.n_tokens)
+        answer = store(feed, past_mask, request.usage)
+        request.prompt_finished(past.n_tokens + (past.companion.n_tokens if past.companion is not None else 0))
         return answer
 
-    def _read(
+    def read_input(
         self,
         input_ids: torch.Tensor | None,
         inputs_embeds: torch.Tensor | None,

@@ -20,8 +20,10 @@ class GenerateStats:
     """What one `generate()` call did. Tokens are counted over all rows, padding left out.
 
     `prompt_tokens = reused_tokens + (tokens of the prompt that were evaluated)`; `evaluated_tokens` counts prompt and
-    generation; `new_tokens` counts generated tokens up to and including the end token. Seconds are wall time;
-    `generate_seconds` starts when the prompt is done.
+    generation; `new_tokens` counts generated tokens up to and including the end token. With guidance the first three
+    count both sides. `drafted_tokens` were guessed and checked, `accepted_tokens` of them taken; what an assistant model
+    evaluates for its guesses is counted nowhere else. Seconds are wall time; `generate_seconds` starts when the prompt
+    is done.
     """
 
     prompt_tokens: int = 0
@@ -58,6 +60,10 @@ class Request:
     """The caller's, for what transformers hands no tokenizer to when the decoding function is ours."""
     hidden_known: list[int] | None = None
     """For each row, the leading tokens of the prompt whose hidden states need no evaluation."""
+    guidance: Any = None
+    """The unconditional side of the call (`decoding/guidance.py`)."""
+    negative_row: int = 0
+    """Tokens of the longest negative prompt, padding left out."""
     drafted_tokens: int = 0
     accepted_tokens: int = 0
 

@@ -15,7 +15,7 @@ from .engine import Engine, Progress, Usage, shared_prefix
 from .errors import ClosedError, InvalidInputError, UnsupportedFeatureError
 from .sequence import EMBEDDED, Sequence
 
-__all__ = ["Feed", "feed"]
+__all__ = ["Answer", "Feed", "feed", "feed_together"]
 
 
 @dataclass(slots=True)
@@ -70,37 +70,61 @@ class _Row:
     """Tokens that were not evaluated because the sequence held them already."""
 
 
-def feed(
-    engine: Engine, sequences: list[Sequence | None], new: Feed, usage: Usage
-) -> tuple[list[Sequence], npt.NDArray[np.float32], npt.NDArray[np.float32] | None]:
+@dataclass(slots=True)
+class Answer:
+    """What feeding gave: `sequences` as they are now, `logits` `(rows, len(kept), n_vocab)`, and `hidden`, the last
+    hidden state `(rows, columns, n_embd)`, zeros where `hidden_from` wants none, or `None`. A masked column after a row's
+    first token answers with the logits of the token before it, one before the first with zeros."""
+
+    sequences: list[Sequence]
+    logits: npt.NDArray[np.float32]
+    hidden: npt.NDArray[np.float32] | None
+
+
+def feed(engine: Engine, sequences: list[Sequence | None], new: Feed, usage: Usage) -> Answer:
     """Store the new columns in the rows' sequences (`None`: a new text, which may start from a prefix in memory).
 
-    Returns the sequences, logits `(rows, len(kept), n_vocab)` and the last hidden state `(rows, columns, n_embd)`,
-    zeros where `hidden_from` wants none, or `None`. A masked column after a row's first token answers with the logits
-    of the token before it, one before the first with zeros. All or nothing: after an exception the given sequences hold
-    what they held.
+    All or nothing: after an exception the given sequences hold what they held.
     """
-    rows = [_row(new, index) for index in range(new.n_rows)]
+    return feed_together(engine, [(sequences, new)], usage)[0]
+
+
+def feed_together(engine: Engine, parts: list[tuple[list[Sequence | None], Feed]], usage: Usage) -> list[Answer]:
+    """As `feed`, for several groups of rows with columns of their own, in the same decodes.
+
+    `progress` and `n_batch` are those of the first group.
+    """
+    groups = [[_row(new, index) for index in range(new.n_rows)] for _, new in parts]
+    rows = [row for group in groups for row in group]
+    sequences = [sequence for group, _ in parts for sequence in group]
     for index, (row, sequence) in enumerate(zip(rows, sequences, strict=True)):
         if not len(row.tokens) and (sequence is None or not len(sequence)):
             raise InvalidInputError(f"row {index} has no token at all: its attention mask is all zeros")
     before = [0 if s is None else len(s) for s in sequences]
     made: list[Sequence] = []
+    lead = parts[0][1]
+    if len(parts) > 1:
+        lead = replace(lead, want_hidden=any(new.want_hidden for _, new in parts))
     try:
         leaders = _start(engine, rows, sequences, usage, made)
         ready: list[Sequence] = [s for s in sequences if s is not None]
         assert len(ready) == len(rows)
-        _wave(engine, rows, ready, [i for i in range(len(rows)) if leaders[i] is None], new, usage)
+        _wave(engine, rows, ready, [i for i in range(len(rows)) if leaders[i] is None], lead, usage)
         late = [i for i in range(len(rows)) if leaders[i] is not None]
         if late:
-            _follow(engine, rows, ready, leaders, late, new, usage)
+            _follow(engine, rows, ready, leaders, late, lead, usage)
     except BaseException:
         engine.release(made)
         for index, sequence in enumerate(sequences):
             if sequence is not None and sequence not in made and len(sequence) > before[index]:
                 _take_back(engine, sequence, before[index])
         raise
-    return ready, _logits(engine, rows, new), _hidden(engine, rows, new)
+    answers, at = [], 0
+    for group, (_, new) in zip(groups, parts, strict=True):
+        mine = ready[at : at + len(group)]
+        answers.append(Answer(mine, _logits(engine, group, new), _hidden(engine, group, new)))
+        at += len(group)
+    return answers
 
 
 def _take_back(engine: Engine, sequence: Sequence, length: int) -> None:
@@ -157,9 +181,7 @@ def _start(
     return leaders
 
 
-def _wave(
-    engine: Engine, rows: list[_Row], sequences: list[Sequence], chosen: list[int], new: Feed, usage: Usage
-) -> None:
+def _wave(engine: Engine, rows: list[_Row], sequences: list[Sequence], chosen: list[int], new: Feed, usage: Usage) -> None:
     jobs = []
     for index in chosen:
         row = rows[index]

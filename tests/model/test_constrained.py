@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from golden_cases import decoding_cases, decoding_id
-from transformers_llamacpp import UnsupportedFeatureError, compat
+from transformers_llamacpp import compat
 from transformers_llamacpp.decoding import Constraint, DisjunctiveConstraint, PhrasalConstraint
 
 CASES = decoding_cases("constrained")
@@ -174,8 +174,3 @@ def test_errors_come_before_anything_is_computed(tiny_llama: Any, extra: dict[st
     with pytest.raises(ValueError, match=message):
         tiny_llama.generate(PROMPTS, **{**CALL, **extra})
     assert tiny_llama.last_stats.decode_calls == 0
-
-
-def test_guidance_is_an_error(tiny_llama: Any) -> None:
-    with pytest.raises(UnsupportedFeatureError, match=r"guidance_scale=2\.0 .* constrained beam search"):
-        tiny_llama.generate(PROMPTS, **CALL, force_words_ids=[[40]], guidance_scale=2.0)

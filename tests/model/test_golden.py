@@ -16,7 +16,7 @@ import torch
 from compare import first_difference
 
 GOLDEN = json.loads((Path(__file__).parent.parent / "golden" / "open.json").read_text(encoding="utf-8"))
-MODES = ("greedy", "greedy_penalty", "beam4", "beam3_len")
+MODES = ("greedy", "greedy_penalty", "beam4", "beam3_len", "cfg_1_5", "cfg_neg", "lookup")
 CASES = [case for case in GOLDEN["cases"] if case["mode"] in MODES]
 
 
@@ -33,7 +33,10 @@ def test_there_are_three_prompts_in_each_mode() -> None:
 @pytest.mark.parametrize("case", CASES, ids=[f"{case['mode']}-{case['prompt'][:9]!r}" for case in CASES])
 def test_new_ids_are_equal(model: Any, case: dict[str, Any]) -> None:
     prompt = torch.tensor([case["prompt_ids"]])
-    output = model.generate(prompt, max_new_tokens=64, **case["kwargs"])
+    call = dict(case["kwargs"])
+    if "negative_prompt_ids" in case:
+        call["negative_prompt_ids"] = torch.tensor([case["negative_prompt_ids"]])
+    output = model.generate(prompt, max_new_tokens=64, **call)
     got = output[0, prompt.shape[1] :].tolist()
     expected = case["new_ids"]
     if "tie_at" in case:  # two candidates equal to within case["tie_gap"]; what follows depends on the choice

@@ -9,7 +9,7 @@ import torch
 from transformers import LogitsProcessor, TextStreamer
 
 from golden_cases import decoding_cases, decoding_id, open_cases, open_id
-from transformers_llamacpp import LlamaCppCache, UnsupportedFeatureError, compat
+from transformers_llamacpp import LlamaCppCache, compat
 
 OPEN = open_cases("group_beam")
 CASES = decoding_cases("groups")
@@ -148,10 +148,6 @@ def test_errors_come_before_anything_is_computed(tiny_llama: Any, extra: dict[st
         tiny_llama.generate(PROMPTS, **{**CALL, **extra})
     assert tiny_llama.last_stats.decode_calls == 0
 
-
-def test_guidance_is_an_error(tiny_llama: Any) -> None:
-    with pytest.raises(UnsupportedFeatureError, match=r"guidance_scale=1\.5 .* group beam search"):
-        tiny_llama.generate(PROMPTS, **CALL, guidance_scale=1.5)
 
 
 def test_one_beam_leaves_groups_unused(tiny_llama: Any) -> None:

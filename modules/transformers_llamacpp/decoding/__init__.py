@@ -14,8 +14,12 @@ from typing import Any
 
 from . import beams, constrained, contrastive
 from .constraints import Constraint, DisjunctiveConstraint, PhrasalConstraint
+from .guidance import Guidance, GuidanceProcessor
 
-__all__ = ["METHODS", "Constraint", "DisjunctiveConstraint", "Method", "PhrasalConstraint", "method_for"]
+__all__ = [
+    "METHODS", "Constraint", "DisjunctiveConstraint", "Guidance", "GuidanceProcessor", "Method", "PhrasalConstraint",
+    "method_for",
+]  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,15 +16,12 @@ from collections.abc import Iterable
 from typing import Any
 
 import torch
-from transformers.generation.logits_process import (
-    LogitsProcessor,
-    SequenceBiasLogitsProcessor,
-    UnbatchedClassifierFreeGuidanceLogitsProcessor,
-)
+from transformers.generation.logits_process import LogitsProcessor, SequenceBiasLogitsProcessor
 
 from .. import compat
-from ..errors import InvalidInputError, UnsupportedFeatureError
+from ..errors import InvalidInputError
 from .common import Trace, first_step, next_step, no_streamer, step_done
+from .guidance import GuidanceProcessor
 from .hypotheses import Hypotheses, Hypothesis, best_of, to_tensors
 
 __all__ = ["BeamSearch", "DiversityPenalty", "check", "check_penalty", "group_beam_search", "wants"]
@@ -36,7 +33,6 @@ def wants(config: Any) -> bool:
 
 def check(model: Any, config: Any, kwargs: dict[str, Any]) -> None:
     no_streamer("group beam search", kwargs)
-    no_guidance("group beam search", config)
     if config.do_sample:
         raise InvalidInputError("group beam search does not sample: set do_sample=False, or num_beam_groups=1")
     if config.num_beams % config.num_beam_groups:
@@ -56,14 +52,6 @@ def check_penalty(config: Any) -> None:
         raise InvalidInputError(
             f"diversity_penalty={config.diversity_penalty} keeps groups of beams apart: set num_beam_groups to 2 or "
             "more, or leave it out"
-        )
-
-
-def no_guidance(method: str, config: Any) -> None:
-    if config.guidance_scale not in (None, 1):
-        raise UnsupportedFeatureError(
-            f"guidance_scale={config.guidance_scale} is not available together with {method}: leave one of them out",
-            "guidance_scale",
         )
 
 
@@ -229,7 +217,7 @@ def _with_penalty(processors: Any, config: Any) -> tuple[list[Any], list[Any]]:
 
     As in 4.46: after guidance and sequence bias, before everything that depends on the size of scores.
     """
-    early = (UnbatchedClassifierFreeGuidanceLogitsProcessor, SequenceBiasLogitsProcessor)
+    early = (GuidanceProcessor, SequenceBiasLogitsProcessor)
     at = next((i for i, processor in enumerate(processors) if not isinstance(processor, early)), len(processors))
     penalty = DiversityPenalty(config.diversity_penalty, config.num_beams, config.num_beam_groups)
     return list(processors[:at]), [penalty, *processors[at:]]

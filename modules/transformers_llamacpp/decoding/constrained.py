@@ -23,7 +23,7 @@ import torch
 
 from .. import compat
 from ..errors import InvalidInputError
-from .beams import BeamSearch, no_guidance
+from .beams import BeamSearch
 from .common import Trace, first_step, next_step, no_streamer, step_done
 from .constraints import Progress, from_words
 from .hypotheses import Hypotheses
@@ -39,7 +39,6 @@ def wants(config: Any) -> bool:
 
 def check(model: Any, config: Any, kwargs: dict[str, Any]) -> None:
     no_streamer("constrained beam search", kwargs)
-    no_guidance("constrained beam search", config)
     if config.do_sample:
         raise InvalidInputError("constrained beam search does not sample: set do_sample=False, or drop the constraints")
     if (config.num_beams or 1) < 2:

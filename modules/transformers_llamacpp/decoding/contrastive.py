@@ -66,7 +66,8 @@ def contrastive_search(
     **model_kwargs: Any,
 ) -> Any:
     """The loop. `input_ids` is `(rows, length)`; returns what transformers' loops return."""
-    engine, usage = model.engine, request_of_call().usage
+    engine, request = model.engine, request_of_call()
+    usage = request.usage
     cache = model_kwargs[compat.CACHE_NAME]
     alpha, k = generation_config.penalty_alpha, generation_config.top_k
     trace = Trace(generation_config)
@@ -89,6 +90,8 @@ def contrastive_search(
         logits = torch.from_numpy(np.stack([mine[pick] for mine, pick in zip(candidates.logits, picks, strict=True)]))
         hidden = LastHiddenState(torch.from_numpy(vectors[:, None]), model.config.num_hidden_layers)
         new = [int(mine[pick]) for mine, pick in zip(tokens, picks, strict=True)]
+        if request.guidance is not None:
+            request.guidance.follow(np.array(new, np.int32), usage)
         chosen = torch.tensor(new, dtype=input_ids.dtype)
         input_ids = torch.cat([input_ids, chosen.to(input_ids.device)[:, None]], dim=1)
         logits = logits.to(input_ids.device)
@@ -186,8 +189,9 @@ def _past(engine: Engine, cache: LlamaCppCache, usage: Usage) -> list[HiddenHist
         ids[index, : len(texts[row])], mask[index, : len(texts[row])] = texts[row], True
     known = [len(histories[row]) for row in missing]
     again = Feed(ids, None, mask, np.arange(0), len(missing), width, want_hidden=True, hidden_from=known)
-    scratch, _, hidden = feed(engine, [None] * len(missing), again, usage)
-    engine.discard(scratch)
+    answer = feed(engine, [None] * len(missing), again, usage)
+    engine.discard(answer.sequences)
+    hidden = answer.hidden
     assert hidden is not None
     for index, row in enumerate(missing):
         histories[row].append(hidden[index, known[index] : len(texts[row])])
