@@ -1,0 +1,222 @@
+"""How many tokens are worth drafting next: none where speculation would be slower than plain decoding.
+
+A round drafts `n` tokens, verifies them in one decode, and gains those accepted and one more. Leviathan et al. 2023
+(https://arxiv.org/abs/2211.17192, section 3.5) choose `n` from a known acceptance and known costs; here both are
+measured while the text is made. They depend on the text (code repeats itself, poems do not), on the device (five tokens
+cost a GPU what one does, a CPU two to three times as much) and on the draft model, which may be no faster than the model
+it drafts for.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+from statistics import median_low
+
+__all__ = ["FixedPace", "Pace"]
+
+GRACE = 3.0
+"""Plain steps that may be lost on a text before anything was gained, and"""
+
+RATE = 0.02
+"""plain steps that may be lost for each token after it: together 3.2 % of a text of 256 tokens."""
+
+CREDIT = 16.0
+"""Plain steps gained that may be lost again, when the text stops being predictable."""
+
+MARGIN = 1.02
+"""Times faster than plain decoding that a draft has to promise."""
+
+FORGET = 0.9
+"""What a round's outcome counts for after one more round: the last ten or so decide."""
+
+HOPE = (1.6, 0.4)
+"""Acceptances and rejections that are believed in before the first draft."""
+
+SLOPE = 0.25
+"""What one more token in a decode is taken to cost, in plain steps, before it is measured: a CPU's."""
+
+PROBE = 2
+"""Tokens drafted to see whether a text has become predictable: the first, and whether more would follow."""
+
+PROBE_SHARE = 0.01
+"""Of the time, for such probes; they come at least `FIRST_PAUSE` and at most `LAST_PAUSE` rounds after the last draft."""
+
+FIRST_PAUSE, LAST_PAUSE = 8, 256
+
+PLAIN_EVERY = 48
+"""Rounds after which a plain step is taken to know what it costs by now."""
+
+SURE = 3
+"""Durations after which a cost counts as known. One alone may be off by any factor: something else held it up."""
+
+DISAGREE = 1.4
+"""Times the shortest decode that the median plain step may be. More, and most of the few there are were held up."""
+
+SAMPLES = 15
+"""Durations of one kind that are kept; their median is what counts."""
+
+
+class Pace:
+    """Decides from what it is told about past rounds; it reads no clock and loads nothing.
+
+    Two rules choose the length of a draft. It must be the one that promises most tokens a second, from the acceptance
+    and the costs of the last rounds. And if nothing of it were accepted, the time lost must still be there to lose: an
+    account, in plain steps, that starts with `GRACE`, earns `RATE` with each token and what speculation gains (up to
+    `CREDIT`), and pays what it loses. So no text is much slower than without drafts, whatever it and the costs do.
+
+    Acceptance is two numbers: that of a draft's first token, and that of a token after an accepted one. A copied
+    passage is accepted as a whole, and one number for both would see a coin tossed at every token.
+
+    Costs are a line: a round of `n` drafted tokens takes one plain step and `n` times something, which is the median of
+    what it was in the last rounds. Where the truth bends, the line is right at the lengths in use.
+
+    May be kept for the next text of the same two models, which then begins with what was learned.
+
+    Args:
+        draft_cost: what drafting a token is taken to cost before it is measured, in plain steps; 0 for drafts made
+            without a model.
+    """
+
+    def __init__(self, draft_cost: float = 1.0) -> None:
+        self._guess = (SLOPE, draft_cost)
+        self._plain: deque[float] = deque(maxlen=SAMPLES)
+        self._verify: deque[tuple[int, float]] = deque(maxlen=SAMPLES)
+        self._draft: deque[float] = deque(maxlen=SAMPLES)
+        self._plain_seconds = 0.0
+        self._token_steps = sum(self._guess)
+        """What each drafted token adds to a round, in plain steps."""
+        self._first, self._next = _Odds(*HOPE), _Odds(*HOPE)
+        self._account = GRACE
+        self._unpaid = 0
+        """Tokens drafted while it was not known what they cost."""
+        self._since_plain = self._since_draft = 0
+        self._wanted = 1
+
+    # ---- what happened ------------------------------------------------------------------------------------------
+
+    def observe_plain(self, seconds: float) -> None:
+        """A step without a draft, which gave one token, took `seconds`."""
+        self._plain.append(seconds)
+        self._measure()
+        self._since_plain = 0
+        self._since_draft += 1
+        self._earn(RATE)
+
+    def observe(self, drafted: int, accepted: int, draft_seconds: float, verify_seconds: float) -> None:
+        """A round: the first `accepted` of `drafted` tokens were taken, and one more that the model chose.
+
+        `drafted` may be 0, where the drafter had no idea: then it was a plain step, and nothing was rejected.
+        """
+        if drafted < 1:
+            self.observe_plain(verify_seconds)
+            self._earn(-min(draft_seconds / self._plain_seconds, max(1.0, self._token_steps)))
+            return
+        self._verify.append((drafted, verify_seconds))
+        self._draft.append(draft_seconds / drafted)
+        self._measure()
+        stale = self._since_draft >= self._pause()
+        self._since_plain += 1
+        self._since_draft = 0
+        self._first.forget(stale)
+        self._next.forget(stale)
+        self._first.add(min(accepted, 1), int(accepted == 0))
+        if accepted:
+            self._next.add(accepted - 1, int(accepted < drafted))
+        # paid is what such a round usually costs: one that something else held up says nothing about drafts
+        self._earn(accepted + (accepted + 1) * RATE)
+        self._unpaid += drafted
+        if len(self._verify) >= SURE:
+            self._earn(-self._unpaid * self._token_steps)
+            self._unpaid = 0
+
+    def _earn(self, steps: float) -> None:
+        self._account = min(self._account + steps, CREDIT)
+
+    # ---- what to do ---------------------------------------------------------------------------------------------
+
+    def limit(self, wanted: int) -> int:
+        """How many tokens to draft in the next round, `0 <= n <= wanted`. 0: take a plain step."""
+        self._wanted = max(wanted, 1)
+        if self._needs_plain():
+            return 0
+        left = max(self._account - self._unpaid * self._token_steps, 0.0)
+        affordable = wanted if self._token_steps * wanted <= left else int(left / self._token_steps)
+        best = self._best(affordable)
+        if best == 0 and self._since_draft >= self._pause():
+            return min(PROBE, max(affordable, 0))
+        return best
+
+    def _needs_plain(self) -> bool:
+        """At first before each draft, and while durations disagree: all else is measured in plain steps."""
+        known = len(self._plain)
+        if known < min(SURE, 1 + len(self._verify)) or self._since_plain >= PLAIN_EVERY:
+            return True
+        shortest = min((*self._plain, *(seconds for _, seconds in self._verify)), default=0.0)
+        return 1 < known < 2 * SURE and self._plain_seconds > DISAGREE * shortest
+
+    def _best(self, most: int) -> int:
+        """The length that promises most tokens per plain step; 0 where none promises `MARGIN` times what that gives."""
+        best, speed = 0, MARGIN
+        gain, reached = 1.0, self._first.mean
+        for n in range(1, most + 1):
+            gain += reached
+            reached *= self._next.mean
+            if gain / (1 + n * self._token_steps) > speed:
+                best, speed = n, gain / (1 + n * self._token_steps)
+        return best
+
+    def _pause(self) -> float:
+        """Rounds without a draft before a probe, in proportion to what it costs; fewer while that is only a guess."""
+        if len(self._verify) < SURE:
+            return FIRST_PAUSE
+        if (1 + self._wanted) / (1 + self._wanted * self._token_steps) <= MARGIN:
+            return LAST_PAUSE  # the costs alone forbid it, were everything accepted; but costs change too
+        return min(max(FIRST_PAUSE, PROBE * self._token_steps / PROBE_SHARE), LAST_PAUSE)
+
+    # ---- costs --------------------------------------------------------------------------------------------------
+
+    def _measure(self) -> None:
+        self._plain_seconds = max(_middle(self._plain), 1e-9)
+        if not self._plain or not self._verify:
+            return
+        slopes = [(seconds / self._plain_seconds - 1) / n for n, seconds in self._verify]
+        drafts = [seconds / self._plain_seconds for seconds in self._draft]
+        if len(self._verify) < SURE:  # the guess is one more sample
+            slopes.append(self._guess[0])
+            drafts.append(self._guess[1])
+        self._token_steps = max(_middle(slopes), 0.0) + _middle(drafts)
+
+
+class FixedPace(Pace):
+    """Always as many as wanted, whatever it costs."""
+
+    def limit(self, wanted: int) -> int:
+        return max(wanted, 0)
+
+
+class _Odds:
+    """How often something happened, with less and less weight for what is long ago."""
+
+    def __init__(self, yes: float, no: float) -> None:
+        self.yes, self.no = yes, no
+
+    @property
+    def mean(self) -> float:
+        return self.yes / (self.yes + self.no)
+
+    def add(self, yes: float, no: float) -> None:
+        self.yes += yes
+        self.no += no
+
+    def forget(self, stale: bool) -> None:
+        """A round has passed. `stale`: so many rounds that all of this together counts as one."""
+        keep = min(FORGET, 1 / (self.yes + self.no)) if stale else FORGET
+        self.yes *= keep
+        self.no *= keep
+
+
+def _middle(values: Iterable[float]) -> float:
+    """The median, of two the lower: a duration is too long more often than too short. 0 for none."""
+    known = list(values)
+    return median_low(known) if known else 0.0
