@@ -7,7 +7,6 @@ Whatever a translation loses costs a rejected draft, never a wrong text: the tar
 
 from __future__ import annotations
 
-from functools import cached_property
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -43,8 +42,8 @@ FAILURES = (ValueError, KeyError, IndexError, TypeError, OverflowError)
 class Translator:
     """Between the ids of a target model and those of its assistant, for one text. Not for several threads.
 
-    Both are transformers tokenizers: `encode(text, add_special_tokens=...)`, `decode(ids, skip_special_tokens=False,
-    clean_up_tokenization_spaces=False)`, `eos_token_id` and `all_special_ids` are what is asked of them.
+    Both are transformers tokenizers: `encode(text, add_special_tokens=...)`, `decode(ids, skip_special_tokens=...,
+    clean_up_tokenization_spaces=False)` and `eos_token_id` are what is asked of them.
 
     What is decided here:
 
@@ -126,10 +125,10 @@ class Translator:
     def _translatable(self, assistant_new: list[int]) -> tuple[list[int], list[int]]:
         """The draft up to its end or the first special token that the target lacks, and the target's token for the end."""
         for index, token in enumerate(assistant_new):
-            if token not in self._assistant.specials:
+            if not self._assistant.is_special(token):
                 continue
             same = self._target.ids(self._assistant.decode([token]), alone=False)
-            if len(same) != 1 or same[0] not in self._target.specials:
+            if len(same) != 1 or not self._target.is_special(same[0]):
                 same = self._target.end
                 if token not in self._assistant.end:
                     return assistant_new[:index], []
@@ -161,15 +160,20 @@ class _Side:
         self.before: list[int] = full[: places[0]] if places else []
         """What the tokenizer puts before every text."""
         self._puts_space = self._encode("\na") != self._encode("\n") + plain
+        self._special: dict[int, bool] = {}
         self.end: list[int] = [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
 
-    @cached_property
-    def specials(self) -> frozenset[int]:
-        return frozenset(self.tokenizer.all_special_ids)
+    def is_special(self, token: int) -> bool:
+        """Asked of the tokens at hand: a list of all special ones takes long to make where there are thousands."""
+        known = self._special.get(token)
+        if known is None:
+            known = self._special[token] = self.decode([token]) != "" == self.decode([token], skip_special=True)
+        return known
 
-    def decode(self, tokens: list[int]) -> str:
+    def decode(self, tokens: list[int], skip_special: bool = False) -> str:
         try:
-            return str(self.tokenizer.decode(tokens, skip_special_tokens=False, clean_up_tokenization_spaces=False))
+            text = self.tokenizer.decode(tokens, skip_special_tokens=skip_special, clean_up_tokenization_spaces=False)
+            return str(text)
         except FAILURES:
             return ""
 
