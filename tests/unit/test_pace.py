@@ -98,7 +98,7 @@ def test_never_slower_than_promised(name: str, accept: str, noise: bool) -> None
     device = DEVICES[name]
     times = [simulate(make(device), device, ACCEPTANCES[accept], seed, noise) for seed in range(20)]
     assert max(times) <= PROMISED, times
-    assert fmean(times) <= 1.035
+    assert fmean(times) <= 1.045
 
 
 @pytest.mark.parametrize("noise", [False, True], ids=["exact", "noisy"])
@@ -126,6 +126,26 @@ def test_a_predictable_text_is_faster(name: str, at_least: float) -> None:
 def test_a_text_that_changes_is_noticed(name: str, at_least: float, accept: str) -> None:
     device = DEVICES[name]
     assert fmean(simulate(make(device), device, ACCEPTANCES[accept], seed, True) for seed in range(20)) < 1 / at_least
+
+
+@pytest.mark.parametrize(("name", "at_most"), [("GPU, prompt lookup", 0.3), ("CPU, prompt lookup", 0.85)])
+def test_a_device_that_is_slow_at_first_is_tried_again(name: str, at_most: float) -> None:
+    """The first two decodes of a draft take four times as long, and the first of each length twice."""
+    device, times = DEVICES[name], []
+    for seed in range(20):
+        pace, rng, done, time, seen = make(device), random.Random(seed), 0, 0.0, set[int]()
+        while done < TOKENS:
+            n = pace.limit(device.wanted)
+            accepted = next((i for i in range(n) if rng.random() >= 0.9), n)
+            slow = (4 if len(seen) < 2 else 2) if n not in seen else 1
+            if n:
+                pace.observe(n, accepted, 0, slow * device.round(n) * rng.uniform(0.8, 1.2))
+                seen.add(n)
+            else:
+                pace.observe_plain(rng.uniform(0.8, 1.2))
+            done, time = done + accepted + 1, time + device.round(n)
+        times.append(time / done)
+    assert max(times) <= PROMISED and median(times) < at_most, times
 
 
 def test_drafts_accepted_as_a_whole_or_not_at_all() -> None:

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable
-from statistics import median_low
 
 __all__ = ["FixedPace", "Pace"]
 
@@ -49,6 +48,10 @@ PLAIN_EVERY = 48
 
 SURE = 3
 """Durations after which a cost counts as known. One alone may be off by any factor: something else held it up."""
+
+SETTLED = 8
+"""Rounds after which it counts as exact. Until then the shorter durations are believed: a device is slow at first (memory
+is set up, kernels are compiled), and what a text pays in the account is worked out again with each round."""
 
 DISAGREE = 1.4
 """Times the shortest decode that the median plain step may be. More, and most of the few there are were held up."""
@@ -89,7 +92,7 @@ class Pace:
         self._first, self._next = _Odds(*HOPE), _Odds(*HOPE)
         self._account = GRACE
         self._unpaid = 0
-        """Tokens drafted while it was not known what they cost."""
+        """Tokens drafted while it was not known exactly what they cost."""
         self._since_plain = self._since_draft = 0
         self._wanted = 1
 
@@ -123,15 +126,17 @@ class Pace:
         self._first.add(min(accepted, 1), int(accepted == 0))
         if accepted:
             self._next.add(accepted - 1, int(accepted < drafted))
-        # paid is what such a round usually costs: one that something else held up says nothing about drafts
-        self._earn(accepted + (accepted + 1) * RATE)
+        # owed is what such a round usually costs: one that something else held up says nothing about drafts
         self._unpaid += drafted
-        if len(self._verify) >= SURE:
-            self._earn(-self._unpaid * self._token_steps)
-            self._unpaid = 0
+        self._earn(accepted + (accepted + 1) * RATE)
+        if len(self._verify) >= SETTLED:
+            self._account, self._unpaid = self._left(), 0
 
     def _earn(self, steps: float) -> None:
-        self._account = min(self._account + steps, CREDIT)
+        self._account += min(steps, CREDIT - self._left())
+
+    def _left(self) -> float:
+        return self._account - self._unpaid * self._token_steps
 
     # ---- what to do ---------------------------------------------------------------------------------------------
 
@@ -140,7 +145,7 @@ class Pace:
         self._wanted = max(wanted, 1)
         if self._needs_plain():
             return 0
-        left = max(self._account - self._unpaid * self._token_steps, 0.0)
+        left = max(self._left(), 0.0)
         affordable = wanted if self._token_steps * wanted <= left else int(left / self._token_steps)
         best = self._best(affordable)
         if best == 0 and self._since_draft >= self._pause():
@@ -150,7 +155,9 @@ class Pace:
     def _needs_plain(self) -> bool:
         """At first before each draft, and while durations disagree: all else is measured in plain steps."""
         known = len(self._plain)
-        if known < min(SURE, 1 + len(self._verify)) or self._since_plain >= PLAIN_EVERY:
+        if known < min(SURE, 1 + len(self._verify)):
+            return True
+        if self._since_plain >= (PLAIN_EVERY if known > SURE else SETTLED):
             return True
         shortest = min((*self._plain, *(seconds for _, seconds in self._verify)), default=0.0)
         return 1 < known < 2 * SURE and self._plain_seconds > DISAGREE * shortest
@@ -177,7 +184,7 @@ class Pace:
     # ---- costs --------------------------------------------------------------------------------------------------
 
     def _measure(self) -> None:
-        self._plain_seconds = max(_middle(self._plain), 1e-9)
+        self._plain_seconds = max(_usual(self._plain, 0.5), 1e-9)
         if not self._plain or not self._verify:
             return
         slopes = [(seconds / self._plain_seconds - 1) / n for n, seconds in self._verify]
@@ -185,7 +192,8 @@ class Pace:
         if len(self._verify) < SURE:  # the guess is one more sample
             slopes.append(self._guess[0])
             drafts.append(self._guess[1])
-        self._token_steps = max(_middle(slopes), 0.0) + _middle(drafts)
+        share = 0.5 if len(self._verify) >= SETTLED else 0.25
+        self._token_steps = max(_usual(slopes, share), 0.0) + _usual(drafts, share)
 
 
 class FixedPace(Pace):
@@ -216,7 +224,7 @@ class _Odds:
         self.no *= keep
 
 
-def _middle(values: Iterable[float]) -> float:
-    """The median, of two the lower: a duration is too long more often than too short. 0 for none."""
-    known = list(values)
-    return median_low(known) if known else 0.0
+def _usual(values: Iterable[float], share: float) -> float:
+    """The value that `share` of the others are below, at most: 0.5 for the median, of two the lower. 0 for none."""
+    known = sorted(values)
+    return known[int((len(known) - 1) * share)] if known else 0.0
