@@ -19,7 +19,7 @@ from transformers import Cache
 
 from . import compat
 from .engine import Engine, Usage
-from .errors import ClosedError, InvalidInputError, UnsupportedFeatureError
+from .errors import CacheFullError, ClosedError, InvalidInputError, UnsupportedFeatureError
 from .rows import Feed, feed_together
 from .sequence import Sequence
 
@@ -39,6 +39,15 @@ class Row:
     def tokens_in(self, columns: int) -> int:
         """How many tokens the first `columns` columns hold."""
         return columns if self.mask is None else self.mask[:columns].count(1)
+
+
+@dataclass(slots=True)
+class Bookmark:
+    """See `LlamaCppCache.bookmark`."""
+
+    columns: int
+    forks: list[Sequence]
+    companion: Bookmark | None
 
 
 class LlamaCppCache(Cache):
@@ -198,6 +207,51 @@ class LlamaCppCache(Cache):
             if row.mask is not None:
                 del row.mask[columns:]
         self._columns = columns
+
+    def bookmark(self) -> Bookmark | None:
+        """A way back to here for a memory that cannot be rewound (recurrent states, sliding windows): copies of the rows by
+        reference. `None` where `truncate` needs no help. `go_back` or `drop` must be called with it.
+        """
+        self._alive()
+        limits = self._engine.backend.limits
+        if not self._rows or not (limits.recurrent or limits.n_swa):
+            return None
+        busy = [row.sequence for row in self._rows]
+        forks: list[Sequence] = []
+        try:
+            for row in self._rows:
+                forks.append(self._engine.fork(row.sequence, [*busy, *forks]))
+        except CacheFullError:  # no place for a copy: the way back is to evaluate again
+            self._engine.discard(forks)
+            return None
+        companion = None if self.companion is None else self.companion.bookmark()
+        return Bookmark(self._columns, forks, companion)
+
+    def drop(self, bookmark: Bookmark | None) -> None:
+        if bookmark is not None:
+            self._engine.discard(bookmark.forks)
+            if self.companion is not None:
+                self.companion.drop(bookmark.companion)
+
+    def go_back(self, columns: int, bookmark: Bookmark | None) -> None:
+        """Keep at most the first `columns` columns of every row: those, or as many as the bookmark has.
+
+        Afterwards `get_seq_length()` says how many; what is missing has to be fed again.
+        """
+        if bookmark is None or columns == self._columns:
+            self.truncate(columns)
+            self.drop(bookmark)
+            return
+        self._alive()
+        for row, fork in zip(self._rows, bookmark.forks, strict=True):
+            self._engine.discard([row.sequence])
+            row.sequence = fork
+            if row.mask is not None:
+                del row.mask[bookmark.columns :]
+        removed = self._columns - bookmark.columns
+        self._columns = bookmark.columns
+        if self.companion is not None:
+            self.companion.go_back(self.companion._columns - removed, bookmark.companion)
 
     def reorder_cache(self, beam_idx: torch.Tensor) -> None:
         """Row `i` becomes what row `beam_idx[i]` was; a row that is asked for twice is forked."""

@@ -16,7 +16,7 @@ import torch
 import transformers
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
-__all__ = ["CACHE_NAME", "cache_of", "crop_length", "model_output", "register", "take_cache", "with_cache"]
+__all__ = ["CACHE_NAME", "cache_of", "can_crop", "crop_length", "model_output", "register", "take_cache", "with_cache"]
 
 VERSION = tuple(int(part) for part in transformers.__version__.split(".")[:2])
 
@@ -90,3 +90,11 @@ def register(config_class: type, model_class: type, quantization_config_class: t
 
 def _names_us(config: Any) -> bool:
     return isinstance(config, dict) and config.get("quant_method") == "llama_cpp"
+
+
+def can_crop(cache: Any) -> bool:
+    """Whether `cache.crop(-n)` takes back `n` tokens on every release: plain layers that keep every key can."""
+    from transformers import DynamicCache
+    from transformers.cache_utils import DynamicLayer
+
+    return isinstance(cache, DynamicCache) and all(type(layer) is DynamicLayer for layer in cache.layers)

@@ -88,7 +88,7 @@ class LlamaCppGenerationMixin:
         output = None
         try:
             if kwargs.get("custom_generate") is None:
-                kwargs["custom_generate"] = method_for(self, generation_config, kwargs)
+                kwargs["custom_generate"] = method_for(self, inputs, generation_config, kwargs)
             cache = compat.take_cache(kwargs)
             if cache is not None:
                 self._align(cache, inputs, kwargs)
@@ -199,6 +199,16 @@ class LlamaCppGenerationMixin:
 
     def _supports_default_dynamic_cache(self) -> bool:  # type: ignore[override]
         return True
+
+    def _prepare_attention_mask_for_generation(self, inputs_tensor: Any, *args: Any, **kwargs: Any) -> Any:
+        """A mask that transformers makes up from the pad token: padding is what stands at an edge of a row. In between the
+        token means something, such as the end of a turn."""
+        mask = super()._prepare_attention_mask_for_generation(inputs_tensor, *args, **kwargs)  # type: ignore[misc]
+        if mask is None or mask.ndim != 2 or bool(mask.all()):
+            return mask
+        from_left = mask.cumsum(dim=1) > 0
+        from_right = mask.flip(1).cumsum(dim=1).flip(1) > 0
+        return (from_left & from_right).to(mask.dtype)
 
     def _prepare_generated_length(self, generation_config: Any, *args: Any, **kwargs: Any) -> Any:
         """Stop at `n_ctx` as transformers stops at `max_length`; a prompt that leaves no room is an error at once."""

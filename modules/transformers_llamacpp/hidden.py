@@ -9,7 +9,7 @@ import torch
 
 from .errors import UnsupportedFeatureError
 
-__all__ = ["LastHiddenState"]
+__all__ = ["LastHiddenState", "at_column"]
 
 
 class LastHiddenState(tuple):  # type: ignore[type-arg]
@@ -45,3 +45,11 @@ class LastHiddenState(tuple):  # type: ignore[type-arg]
 
     def __reduce__(self) -> Any:
         return (LastHiddenState, (self[-1], self._n_layer))
+
+
+def at_column(hidden_states: Any, column: int) -> Any:
+    """Of the hidden states of several columns those of one, `(batch, 1, hidden_size)` each."""
+    only = slice(column, column + 1 or None)
+    if isinstance(hidden_states, LastHiddenState):
+        return LastHiddenState(hidden_states[-1][:, only], len(hidden_states) - 1)
+    return tuple(layer[:, only] for layer in hidden_states)

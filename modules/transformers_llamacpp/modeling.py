@@ -62,12 +62,22 @@ class LlamaCppForCausalLM(LlamaCppGenerationMixin, PreTrainedModel, GenerationMi
         self.generation_config = default_generation_config(native)
         self.loss_type = "ForCausalLM"
         self.last_stats = GenerateStats()
+        self.assistant_model: Any = None
+        """The assistant hook: what drafts in every `generate()` that names no other assistant; `None` switches it off."""
+        self.assistant_tokenizer: Any = None
+        """The hook's tokenizer, where its vocabulary is another one."""
         self._tokenizer: Any = None
         self._load_lock = threading.Lock()
         self.training = False
         # a model that is dropped without close() must not keep its memory; at exit this also frees contexts before llama.cpp
         # itself is torn down
         self._finalizer = weakref.finalize(self, _free, engine, native)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name == "assistant_model":  # torch would make it a part of this model, with all its parameters
+            object.__setattr__(self, name, value)
+        else:
+            super().__setattr__(name, value)
 
     # -- loading -------------------------------------------------------------------------------------------------
 

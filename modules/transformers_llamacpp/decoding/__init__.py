@@ -12,9 +12,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import torch
+
 from . import beams, constrained, contrastive
 from .constraints import Constraint, DisjunctiveConstraint, PhrasalConstraint
 from .guidance import Guidance, GuidanceProcessor
+from .speculation import Speculation
 
 __all__ = [
     "METHODS", "Constraint", "DisjunctiveConstraint", "Guidance", "GuidanceProcessor", "Method", "PhrasalConstraint",
@@ -44,33 +47,49 @@ METHODS = (
 )
 """The first that is wanted runs; the order is that of transformers' `get_generation_mode`."""
 
-SETTINGS = ("penalty_alpha", "num_beam_groups", "diversity_penalty", "constraints", "force_words_ids")
+SETTINGS = (
+    "penalty_alpha", "num_beam_groups", "diversity_penalty", "constraints", "force_words_ids", "prompt_lookup_num_tokens",
+    "assistant_early_exit", "use_mtp",
+)  # fmt: skip
 """Where all of these are unset, no config has to be prepared to know that transformers' own loops run."""
 
-UNSET = (None, 0, 1)
+UNSET = (None, 0, 1, False)
 
 
-def method_for(model: Any, generation_config: Any, kwargs: dict[str, Any]) -> Callable[..., Any] | None:
+def method_for(model: Any, inputs: Any, generation_config: Any, kwargs: dict[str, Any]) -> Callable[..., Any] | None:
     """The loop for this `generate()` call, to be passed on as `custom_generate=`; `None` lets transformers choose.
 
-    `kwargs` are the call's own, which are left as they are. transformers hands no streamer to a loop that is passed to
-    it, so the streamer is bound here. Raises `InvalidInputError` or `UnsupportedFeatureError` where the settings cannot
-    be obeyed.
+    `kwargs` are the call's own; an assistant and its tokenizer are taken out of them, because transformers would check
+    them its own way. It hands no streamer to a loop that is passed to it, so the streamer is bound here. Raises
+    `InvalidInputError` or `UnsupportedFeatureError` where the settings cannot be obeyed.
     """
-    if not any(_setting(name, model, generation_config, kwargs) for name in SETTINGS):
+    speculation = Speculation.take(model, kwargs)
+    if speculation.assistant is None and not any(
+        _setting(name, model, generation_config, kwargs) for name in SETTINGS
+    ):
         return None
     settings = {name: value for name, value in kwargs.items() if hasattr(model.generation_config, name)}
     config, _ = model._prepare_generation_config(generation_config, **settings)
     beams.check_penalty(config)
-    for method in METHODS:
-        if method.wants(config):
-            method.check(model, config, kwargs)
-            return functools.partial(method.run, streamer=kwargs.get("streamer"))
-    return None
+    method = next((one for one in METHODS if one.wants(config)), None)
+    speculate = speculation.loop(config, None if method is None else method.name, _n_rows(inputs, kwargs))
+    if speculate is not None:
+        return functools.partial(speculate, streamer=kwargs.get("streamer"))
+    if method is None:
+        return None
+    method.check(model, config, kwargs)
+    return functools.partial(method.run, streamer=kwargs.get("streamer"))
+
+
+def _n_rows(inputs: Any, kwargs: dict[str, Any]) -> int:
+    given = next((x for x in (inputs, kwargs.get("input_ids"), kwargs.get("inputs_embeds")) if x is not None), None)
+    return len(given) if isinstance(given, torch.Tensor) and given.ndim > 1 else 1
 
 
 def _setting(name: str, model: Any, generation_config: Any, kwargs: dict[str, Any]) -> bool:
     value = kwargs[name] if name in kwargs else getattr(generation_config, name, None)
     if value is None and name not in kwargs:
         value = getattr(model.generation_config, name, None)
+    if name == "prompt_lookup_num_tokens":
+        return value is not None  # 0 is a mistake, and told
     return isinstance(value, list) or value not in UNSET

@@ -32,6 +32,10 @@ EMPTY = Draft([])
 class Drafter(Protocol):
     """Guesses how one text goes on. Made for one text, used by one thread."""
 
+    def prepare(self, tokens: list[int]) -> None:
+        """Read what is new in `tokens`, if that is much: what a prompt costs must not look like the cost of a draft."""
+        ...
+
     def draft(self, tokens: list[int], limit: int) -> Draft:
         """At most `limit` (>= 1) tokens that may follow `tokens`.
 

@@ -65,6 +65,9 @@ class PromptLookup:
         self._ends: list[int] = []
         """Keys of the n-grams that end the text, the shortest first."""
 
+    def prepare(self, tokens: list[int]) -> None:
+        """Indexing is cheap wherever it is counted."""
+
     def draft(self, tokens: list[int], limit: int) -> Draft:
         if len(tokens) < len(self._text):
             raise InvalidInputError(

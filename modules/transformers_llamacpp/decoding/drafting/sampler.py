@@ -1,0 +1,53 @@
+"""How an assistant picks the tokens it drafts: with what shapes the target's choice, as far as that is safe."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+__all__ = ["DraftSampler", "usable_processors"]
+
+STATELESS = frozenset({
+    "TemperatureLogitsWarper", "TopKLogitsWarper", "TopPLogitsWarper", "TopHLogitsWarper", "MinPLogitsWarper",
+    "TypicalLogitsWarper", "EpsilonLogitsWarper", "EtaLogitsWarper", "RepetitionPenaltyLogitsProcessor",
+    "NoRepeatNGramLogitsProcessor", "SequenceBiasLogitsProcessor", "NoBadWordsLogitsProcessor",
+    "SuppressTokensLogitsProcessor", "InfNanRemoveLogitsProcessor", "LogitNormalization",
+})  # fmt: skip
+"""transformers' processors that may be asked about texts that come to nothing, and in any order."""
+
+
+def usable_processors(processors: Any) -> list[Any]:
+    """Those that may run on drafted text too. Any other might remember what it saw, so it sees verified text only: the
+    drafts are then worse, never the result."""
+    return [one for one in processors if type(one).__name__ in STATELESS and type(one).__module__.startswith("transformers.")]
+
+
+class DraftSampler:
+    """`do_sample`: draw from the processed distribution, and tell it; else the most probable token, as a plain guess.
+
+    `n_vocab` is the target's: an assistant's vocabulary may be padded differently, and tokens beyond the target's are
+    never drafted.
+    """
+
+    def __init__(self, n_vocab: int, processors: list[Any], do_sample: bool, keep_probabilities: bool) -> None:
+        self._n_vocab, self._processors, self._do_sample = n_vocab, processors, do_sample
+        self._keep = keep_probabilities
+
+    def pick(self, tokens: list[int], logits: torch.Tensor) -> tuple[int, float, torch.Tensor | None]:
+        """The token after `tokens`, its probability, and, if they are kept, all probabilities `(n_vocab,)`.
+
+        `logits` is float32 `(n,)`, with `n` the assistant's vocabulary.
+        """
+        scores = logits[: self._n_vocab]
+        if len(scores) < self._n_vocab:
+            scores = torch.nn.functional.pad(scores, (0, self._n_vocab - len(scores)), value=-torch.inf)
+        if self._processors:
+            text = torch.tensor([tokens])
+            batch = scores[None].clone()  # a processor may write into what it is given
+            for processor in self._processors:
+                batch = processor(text, batch)
+            scores = batch[0]
+        probabilities = torch.softmax(scores, dim=-1)
+        token = int(torch.multinomial(probabilities, 1)) if self._do_sample else int(scores.argmax())
+        return token, float(probabilities[token]), probabilities if self._keep else None
