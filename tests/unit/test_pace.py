@@ -78,15 +78,6 @@ def simulate(pace: Pace, device: Device, accept: Acceptance, seed: int = 0, nois
     return time / done
 
 
-class Fixed(Pace):
-    def __init__(self, n: int) -> None:
-        super().__init__()
-        self.n = n
-
-    def limit(self, wanted: int) -> int:
-        return min(self.n, wanted)
-
-
 def make(device: Device) -> Pace:
     return Pace(draft_cost=0) if device.draft == 0 else Pace()
 
@@ -105,11 +96,12 @@ def test_never_slower_than_promised(name: str, accept: str, noise: bool) -> None
 @pytest.mark.parametrize("accept", ["0.3", "0.6", "0.9"])
 @pytest.mark.parametrize("name", DEVICES)
 def test_nearly_as_fast_as_the_best_length(name: str, accept: str, noise: bool) -> None:
-    """In the median: where two of the first three durations are five times too long, that costs much of one text."""
-    device, acceptance = DEVICES[name], ACCEPTANCES[accept]
-    best = min(median(simulate(Fixed(n), device, acceptance, seed) for seed in range(20)) for n in range(device.wanted + 1))
-    mine = median(simulate(make(device), device, acceptance, seed, noise) for seed in range(20))
-    assert mine <= 1.15 * best, (mine, best)
+    """In the median, for two of the first three durations may be five times too long, and that costs much of one text;
+    and but for the four plain steps that are taken to measure them."""
+    device, p = DEVICES[name], float(accept)
+    best = min(device.round(n) / sum(p**i for i in range(n + 1)) for n in range(device.wanted + 1))
+    mine = median(simulate(make(device), device, ACCEPTANCES[accept], seed, noise) for seed in range(20))
+    assert mine <= 1.12 * best + 4 / TOKENS, (mine, best)
 
 
 @pytest.mark.parametrize(
@@ -194,6 +186,14 @@ def test_a_second_text_begins_with_what_was_learned() -> None:
     device, pace = DEVICES["CPU, the model itself"], Pace()
     simulate(pace, device, ACCEPTANCES["0.9"])
     assert simulate(pace, device, ACCEPTANCES["0.9"]) < 1.012
+
+
+def test_drafting_comes_back_after_decodes_became_slower() -> None:
+    """A long pause in which the context grew: every decode takes ten times what drafts are remembered to have taken."""
+    device, pace = DEVICES["CPU, prompt lookup"], Pace(draft_cost=0)
+    simulate(pace, device, ACCEPTANCES["never"])
+    simulate(pace, device, lambda done: 0.9 if done < 50 else 0, clock=1)
+    assert fmean(simulate(pace, device, ACCEPTANCES["0.9"], seed, clock=10) for seed in range(3)) < 0.65
 
 
 def test_durations_of_nothing() -> None:

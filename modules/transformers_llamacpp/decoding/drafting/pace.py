@@ -54,7 +54,8 @@ SETTLED = 8
 is set up, kernels are compiled), and what a text pays in the account is worked out again with each round."""
 
 DISAGREE = 1.4
-"""Times the shortest decode that the median plain step may be. More, and most of the few there are were held up."""
+"""Times the shortest plain step, or a short decode of a draft, that the median plain step may be. More, and something
+else held up most of those known."""
 
 SAMPLES = 15
 """Durations of one kind that are kept; their median is what counts."""
@@ -159,8 +160,10 @@ class Pace:
             return True
         if self._since_plain >= (PLAIN_EVERY if known > SURE else SETTLED):
             return True
-        shortest = min((*self._plain, *(seconds for _, seconds in self._verify)), default=0.0)
-        return 1 < known < 2 * SURE and self._plain_seconds > DISAGREE * shortest
+        if known < 2 or self._since_draft >= 2 * SURE:
+            return False
+        shortest = min(self._plain) if known < 2 * SURE else _usual((seconds for _, seconds in self._verify), 0.25)
+        return self._plain_seconds > DISAGREE * shortest > 0
 
     def _best(self, most: int) -> int:
         """The length that promises most tokens per plain step; 0 where none promises `MARGIN` times what that gives."""
