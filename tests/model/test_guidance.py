@@ -1,7 +1,6 @@
 """Classifier-free guidance: always the text of plain guidance, both sides in one decode, nothing left behind.
 
-Plain guidance is computed here as the paper defines it: a processor that evaluates the unconditional side from its
-beginning, without a cache, for every token.
+Plain guidance is computed as the paper defines it (`plain_guidance.py`).
 """
 
 from __future__ import annotations
@@ -14,32 +13,13 @@ import pytest
 import torch
 from transformers import LogitsProcessorList, NoRepeatNGramLogitsProcessor, RepetitionPenaltyLogitsProcessor
 
+from plain_guidance import PlainGuidance
 from transformers_llamacpp import LlamaCppCache
-from transformers_llamacpp.decoding import GuidanceProcessor
 from transformers_llamacpp.errors import ContextOverflowError, InvalidInputError
 
 PROMPTS = [[28, 104, 243, 282, 260], [1, 93, 198, 20]]
 NEGATIVE = [83, 159, 253, 79]
 NEW = 12
-
-
-class PlainGuidance(GuidanceProcessor):
-    """Group beams apply a `GuidanceProcessor` before their penalty, so this is one; it shares nothing else."""
-
-    def __init__(self, model: Any, scale: float, prompt: int, negative: list[list[int]] | None) -> None:
-        self.model, self.scale, self.prompt, self.negative = model, scale, prompt, negative
-
-    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
-        other = []
-        for row, ids in enumerate(input_ids.tolist()):
-            start = ids[self.prompt - 1 : self.prompt]
-            if self.negative is not None:
-                start = self.negative[row * len(self.negative) // len(input_ids)]
-            text = torch.tensor([start + ids[self.prompt :]])
-            other.append(self.model(text, logits_to_keep=1, use_cache=False).logits[0, -1])
-        unconditional = torch.log_softmax(torch.stack(other), dim=-1)
-        conditional = torch.log_softmax(scores, dim=-1)
-        return self.scale * (conditional - unconditional) + unconditional
 
 
 def batch(*rows: list[int]) -> dict[str, torch.Tensor]:
