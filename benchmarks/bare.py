@@ -30,9 +30,9 @@ def peak_bytes() -> int:
 
 
 class Bare:
-    """A model and a context with one sequence, decoded token by token."""
+    """A model and a context, decoded token by token."""
 
-    def __init__(self, path: str, n_ctx: int, n_threads: int) -> None:
+    def __init__(self, path: str, n_ctx: int, n_threads: int, n_seq: int = 1) -> None:
         llama_cpp.llama_log_set(QUIET, ctypes.c_void_p(0))
         llama_cpp.llama_backend_init()
         started = time.perf_counter()
@@ -41,7 +41,7 @@ class Bare:
             model_params.use_extra_bufts = False  # as the package does: GCC before 13.3 miscompiles these kernels
         self.model = llama_cpp.llama_model_load_from_file(path.encode(), model_params)
         params = llama_cpp.llama_context_default_params()
-        params.n_ctx, params.n_batch, params.n_ubatch = n_ctx, 512, 512
+        params.n_ctx, params.n_batch, params.n_ubatch, params.n_seq_max = n_ctx, 512, 512, n_seq
         params.n_threads = params.n_threads_batch = n_threads
         params.kv_unified, params.flash_attn_type = True, 0
         self.context = llama_cpp.llama_init_from_model(self.model, params)
@@ -76,6 +76,28 @@ class Bare:
         for _ in range(n - 1):
             token = self.decode([token])
         return time.perf_counter() - started
+
+    def side_by_side(self, prompt: list[int], n: int, n_seq: int) -> float:
+        """Seconds for `n` decodes of `n_seq` sequences that share everything before; the first one is kept each time."""
+        memory = llama_cpp.llama_get_memory(self.context)
+        llama_cpp.llama_memory_clear(memory, False)
+        self.n_past = 0
+        self.decode(prompt)
+        batch, seconds = self.batch, 0.0
+        for _ in range(n):
+            for other in range(1, n_seq):
+                llama_cpp.llama_memory_seq_rm(memory, other, -1, -1)
+                llama_cpp.llama_memory_seq_cp(memory, 0, other, -1, -1)
+            started = time.perf_counter()
+            batch.n_tokens = n_seq
+            for index in range(n_seq):
+                batch.token[index], batch.pos[index], batch.logits[index] = 100 + index, self.n_past, True
+                batch.n_seq_id[index], batch.seq_id[index][0] = 1, index
+            assert llama_cpp.llama_decode(self.context, batch) == 0
+            assert llama_cpp.llama_get_logits(self.context)
+            seconds += time.perf_counter() - started
+            self.n_past += 1
+        return seconds
 
 
 def main() -> None:

@@ -7,6 +7,7 @@ it drafted and what was taken of it is in its cache already.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -15,9 +16,11 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from ...cache import LlamaCppCache
-from ...engine import Usage
-from ...rows import Feed
+from ...batch import Job
+from ...engine import Engine, Usage
+from ...errors import CacheFullError
+from ...rows import Feed, feed
+from ...sequence import Sequence, common_prefix
 from .draft import EMPTY, Draft
 from .sampler import DraftSampler
 
@@ -102,33 +105,56 @@ class AssistantDrafter:
 
 
 class LlamaCppReader:
-    """Reads with a `LlamaCppForCausalLM`, in a cache of its own that starts from what that model still has in memory."""
+    """Reads with a `LlamaCppForCausalLM`, in a sequence of its own that starts from what that model still has in memory.
+
+    Where the memory cannot be rewound (recurrent states, sliding windows) a copy by reference is kept of what was read, and
+    a draft that came to nothing is gone back from.
+    """
 
     def __init__(self, model: Any) -> None:
-        self._cache = LlamaCppCache(model)
-        self._bookmark: Any = None
-        self.n_ctx: int = model.engine.n_ctx
-        self.n_vocab: int = model.config.vocab_size
+        self._engine: Engine = model.engine
+        self._sequence: Sequence | None = None
+        self._read: Sequence | None = None
+        self.n_ctx = self._engine.n_ctx
+        self.n_vocab = self._engine.backend.limits.n_vocab
 
     def read(self, tokens: npt.NDArray[np.int32]) -> torch.Tensor:
-        cache = self._cache
-        if cache.get_seq_length():
-            known = cache.matches(tokens[None].astype(np.int64), None)
-            cache.go_back(min(known, len(tokens) - 1), self._bookmark)
-            self._bookmark = None
-        logits = self._feed(tokens[cache.get_seq_length() :])
-        self._bookmark = cache.bookmark()
-        return logits
+        engine = self._engine
+        self._go_back(tokens)
+        new = tokens[0 if self._sequence is None else len(self._sequence) :]
+        n = len(new)
+        answer = feed(engine, [self._sequence], Feed(new[None], None, None, np.array([n - 1]), 1, n), Usage())
+        self._sequence = answer.sequences[0]
+        limits = engine.backend.limits
+        if limits.recurrent or limits.n_swa:
+            with contextlib.suppress(CacheFullError):  # then going back means reading again
+                self._read = engine.fork(self._sequence, [self._sequence])
+        return torch.from_numpy(answer.logits[0, 0])
 
     def step(self, token: int) -> torch.Tensor:
-        return self._feed(np.array([token], np.int32))
-
-    def _feed(self, tokens: npt.NDArray[np.int32]) -> torch.Tensor:
-        n = len(tokens)
-        logits, _ = self._cache.feed(Feed(tokens[None], None, None, np.array([n - 1]), 1, n), None, Usage())
-        return torch.from_numpy(logits[0, 0])
+        assert self._sequence is not None, "a text is read before anything is added to it"
+        job = Job(self._sequence, np.array([token], np.int32), np.ones(1, np.int8))
+        self._engine.evaluate([job], Usage())
+        assert job.logits is not None
+        return torch.from_numpy(job.logits[0])
 
     def close(self) -> None:
-        self._cache.drop(self._bookmark)
-        self._bookmark = None
-        self._cache.close()
+        self._engine.discard([one for one in (self._read,) if one is not None])
+        self._engine.release([one for one in (self._sequence,) if one is not None])
+        self._sequence = self._read = None
+
+    def _go_back(self, tokens: npt.NDArray[np.int32]) -> None:
+        """Keep what `tokens` begins with, all but its last token at most."""
+        sequence, engine = self._sequence, self._engine
+        if sequence is None:
+            return
+        known = common_prefix(sequence.tokens, tokens, len(tokens) - 1)
+        if self._read is not None:
+            if known < len(sequence) and common_prefix(self._read.tokens, tokens, len(tokens) - 1) == len(self._read):
+                engine.discard([sequence])
+                self._sequence = sequence = self._read
+                known = len(sequence)
+            else:
+                engine.discard([self._read])
+            self._read = None
+        engine.truncate(sequence, known)
