@@ -34,6 +34,8 @@ class Batch:
     outputs: npt.NDArray[np.int8]
     n_outputs: int
     want_embeddings: bool = False
+    layers: tuple[int, ...] = ()
+    """Of these layers the inputs are recorded at the outputs; ascending numbers from 0 on."""
 
     @property
     def n_tokens(self) -> int:
@@ -50,6 +52,8 @@ class Job:
 
     `scored`: int8 `(n,)`, 1 at those outputs whose logits are kept; `None` keeps all. llama.cpp gives the hidden state
     of output rows only, so whoever wants those of a long text asks for a row at every token, but not for its logits.
+
+    `layers`, if asked for: float32 `(number of outputs, number of layers, width)`, what went into these layers.
     """
 
     sequence: Sequence
@@ -59,6 +63,7 @@ class Job:
     scored: npt.NDArray[np.int8] | None = None
     logits: npt.NDArray[np.float32] | None = field(default=None, repr=False)
     embeddings: npt.NDArray[np.float32] | None = field(default=None, repr=False)
+    layers: npt.NDArray[np.float32] | None = field(default=None, repr=False)
 
 
 @dataclass(slots=True)
@@ -72,15 +77,19 @@ class Piece:
 
 
 def plan(
-    jobs: list[Job], n_batch: int, n_outputs: int, want_embeddings: bool = False
+    jobs: list[Job], n_batch: int, n_outputs: int, want_embeddings: bool = False, layers: tuple[int, ...] = ()
 ) -> Iterator[tuple[Batch, list[Piece]]]:
     """Yield batches of at most `n_batch` tokens and `n_outputs` rows with logits, with the pieces each is made of.
 
     Jobs are taken in order; one that does not fit continues in the next batch. Tokens and embeddings never share a batch.
     Positions are read from the sequences when a batch is yielded, so each batch must be stored before the next one is
     asked for.
+
+    With `layers`, a batch is of one sequence, or has one token of each: only then is the order in which llama.cpp computes
+    its tokens known.
     """
     index, start = 0, 0
+    alone = bool(layers) and any(len(job.tokens) > 1 for job in jobs)
     while index < len(jobs):
         pieces: list[Piece] = []
         room, rows = n_batch, n_outputs
@@ -101,7 +110,12 @@ def plan(
                 start = stop
                 break
             index, start = index + 1, 0
-        yield _batch(jobs, pieces, with_embeds, want_embeddings), pieces
+            if alone and pieces:
+                break
+        batch = _batch(jobs, pieces, with_embeds, want_embeddings)
+        if batch.n_outputs:
+            batch.layers = layers
+        yield batch, pieces
 
 
 def _batch(jobs: list[Job], pieces: list[Piece], with_embeds: bool, want_embeddings: bool) -> Batch:

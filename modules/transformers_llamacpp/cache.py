@@ -293,8 +293,10 @@ class LlamaCppCache(Cache):
         """
         self._alive()
         if repeats := self._expansion(feed_):
-            logits, hidden = self.feed(feed_.every(repeats), None if past_mask is None else past_mask[::repeats], usage)
+            part = feed_.every(repeats)
+            logits, hidden = self.feed(part, None if past_mask is None else past_mask[::repeats], usage)
             self.batch_repeat_interleave(repeats)
+            feed_.layers = None if part.layers is None else [states.repeat(repeats, axis=0) for states in part.layers]
             return logits.repeat(repeats, axis=0), None if hidden is None else hidden.repeat(repeats, axis=0)
         if self._rows and len(self._rows) != feed_.n_rows:
             raise InvalidInputError(

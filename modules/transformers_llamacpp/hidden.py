@@ -1,4 +1,4 @@
-"""Hidden states as far as llama.cpp gives them."""
+"""Hidden states, as far as llama.cpp gives them."""
 
 from __future__ import annotations
 
@@ -9,21 +9,25 @@ import torch
 
 from .errors import UnsupportedFeatureError
 
-__all__ = ["LastHiddenState"]
+__all__ = ["ONLY_LAST", "LastHiddenState"]
+
+ONLY_LAST = 'output_hidden_states="last" or contrastive search asked for the last one only, hidden_states[-1]'
 
 
 class LastHiddenState(tuple):  # type: ignore[type-arg]
     """`hidden_states` of an output: `n_layer + 1` entries as in transformers, of which the last one is there.
 
     `hidden_states[-1]` is float32 `(batch, length, hidden_size)`, llama.cpp's last-layer output after the final norm, equal
-    to transformers' `hidden_states[-1]`. Any other entry raises `UnsupportedFeatureError`; no zeros stand in for it.
+    to transformers' `hidden_states[-1]`. Any other entry raises `UnsupportedFeatureError` with the `reason`; no zeros
+    stand in for it.
     """
 
     _n_layer: int
+    _reason: str
 
-    def __new__(cls, last: torch.Tensor, n_layer: int) -> LastHiddenState:
+    def __new__(cls, last: torch.Tensor, n_layer: int, reason: str = ONLY_LAST) -> LastHiddenState:
         self = super().__new__(cls, (last,))
-        self._n_layer = n_layer
+        self._n_layer, self._reason = n_layer, reason
         return self
 
     def __len__(self) -> int:
@@ -34,14 +38,11 @@ class LastHiddenState(tuple):  # type: ignore[type-arg]
             position = range(len(self))[index]
             if position == self._n_layer:
                 return super().__getitem__(0)
-            raise UnsupportedFeatureError(
-                f"hidden state {position} of {len(self)}: llama.cpp gives the last one only, hidden_states[-1]",
-                "output_hidden_states",
-            )
+            raise UnsupportedFeatureError(f"hidden state {position} of {len(self)}: {self._reason}", "output_hidden_states")
         return tuple(self[position] for position in range(len(self))[index])
 
     def __iter__(self) -> Iterator[Any]:
         return iter([self[position] for position in range(len(self))])
 
     def __reduce__(self) -> Any:
-        return (LastHiddenState, (self[-1], self._n_layer))
+        return (LastHiddenState, (self[-1], self._n_layer, self._reason))

@@ -10,6 +10,9 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
+
 from .engine import Progress, Usage
 
 __all__ = ["GenerateStats", "Request", "current_request"]
@@ -58,6 +61,10 @@ class Request:
     """The caller's, for what transformers hands no tokenizer to when the decoding function is ours."""
     hidden_known: list[int] | None = None
     """For each row, the leading tokens of the prompt whose hidden states need no evaluation."""
+    want_layers: tuple[int, ...] = ()
+    """The layers whose inputs a decoding method wants from the next forward pass, at the columns whose logits it wants."""
+    layers: list[npt.NDArray[np.float32]] | None = None
+    """The answer: for each of them float32 `(rows, kept columns, width)`."""
     drafted_tokens: int = 0
     accepted_tokens: int = 0
 

@@ -36,6 +36,12 @@ class Feed:
     hidden_from: list[int] | None = None
     """With `want_hidden`: for each row the first token whose hidden state is wanted; `None` for all of them. Those
     before it come back as zeros, and may be reused from memory."""
+    want_layers: tuple[int, ...] = ()
+    """The layers whose inputs are wanted, ascending: at the columns of the hidden states with `want_hidden`, else at
+    `kept`."""
+    layers: list[npt.NDArray[np.float32]] | None = None
+    """The answer to `want_layers`: for each of them `(rows, columns or len(kept), width)`, with zeros where `feed` says
+    so."""
     progress: Progress | None = None
     n_batch: int | None = None
 
@@ -77,7 +83,7 @@ def feed(
 
     Returns the sequences, logits `(rows, len(kept), n_vocab)` and the last hidden state `(rows, columns, n_embd)`,
     zeros where `hidden_from` wants none, or `None`. A masked column after a row's first token answers with the logits
-    of the token before it, one before the first with zeros. All or nothing: after an exception the given sequences hold
+    of the token before it, one before the first with zeros. `new.layers` is filled in. All or nothing: after an exception the given sequences hold
     what they held.
     """
     rows = [_row(new, index) for index in range(new.n_rows)]
@@ -100,6 +106,8 @@ def feed(
             if sequence is not None and sequence not in made and len(sequence) > before[index]:
                 _take_back(engine, sequence, before[index])
         raise
+    if new.want_layers:
+        new.layers = _layers(rows, new)
     return ready, _logits(engine, rows, new), _hidden(engine, rows, new)
 
 
@@ -169,7 +177,7 @@ def _wave(
             row.job = Job(sequences[index], row.tokens[row.offset :], row.outputs[row.offset :], embeds, scored)
             jobs.append(row.job)
     if jobs:
-        engine.evaluate(jobs, usage, new.want_hidden, new.progress, new.n_batch)
+        engine.evaluate(jobs, usage, new.want_hidden, new.progress, new.n_batch, new.want_layers)
 
 
 def _follow(
@@ -221,3 +229,23 @@ def _hidden(engine: Engine, rows: list[_Row], new: Feed) -> npt.NDArray[np.float
             columns = np.arange(new.n_columns) if row.columns is None else row.columns
             answer[index, columns[row.outputs != 0]] = row.job.embeddings
     return answer
+
+
+def _layers(rows: list[_Row], new: Feed) -> list[npt.NDArray[np.float32]]:
+    known = [row for row in rows if row.job is not None and row.job.layers is not None]
+    width = known[0].job.layers.shape[-1] if known else 0  # type: ignore[union-attr]
+    places = new.n_columns if new.want_hidden else len(new.kept)
+    answers = [np.zeros((len(rows), places, width), np.float32) for _ in new.want_layers]
+    for index, row in enumerate(rows):
+        if row.job is None or row.job.layers is None:
+            continue
+        if new.want_hidden:
+            at = np.arange(len(row.job.layers))
+            columns = np.arange(new.n_columns) if row.columns is None else row.columns
+            to = columns[row.outputs != 0]
+        else:
+            to = np.flatnonzero(row.source >= 0)
+            at = np.cumsum(row.outputs)[row.source[to]] - 1
+        for number, answer in enumerate(answers):
+            answer[index, to] = row.job.layers[at, number]
+    return answers

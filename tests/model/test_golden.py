@@ -16,7 +16,7 @@ import torch
 from compare import first_difference
 
 GOLDEN = json.loads((Path(__file__).parent.parent / "golden" / "open.json").read_text(encoding="utf-8"))
-MODES = ("greedy", "greedy_penalty", "beam4", "beam3_len")
+MODES = ("greedy", "greedy_penalty", "beam4", "beam3_len", "dola")
 CASES = [case for case in GOLDEN["cases"] if case["mode"] in MODES]
 
 

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from . import beams, constrained, contrastive
+from . import beams, constrained, contrastive, dola
 from .constraints import Constraint, DisjunctiveConstraint, PhrasalConstraint
 
 __all__ = ["METHODS", "Constraint", "DisjunctiveConstraint", "Method", "PhrasalConstraint", "method_for"]
@@ -34,13 +34,15 @@ class Method:
 
 
 METHODS = (
+    Method("DoLa", dola.wants, dola.check, dola.dola_decoding),
     Method("constrained beam search", constrained.wants, constrained.check, constrained.constrained_beam_search),
     Method("group beam search", beams.wants, beams.check, beams.group_beam_search),
     Method("contrastive search", contrastive.wants, contrastive.check, contrastive.contrastive_search),
 )
-"""The first that is wanted runs; the order is that of transformers' `get_generation_mode`."""
+"""The first that is wanted runs; the order is that of transformers' `get_generation_mode`, but for DoLa, which is an error
+together with any of the others."""
 
-SETTINGS = ("penalty_alpha", "num_beam_groups", "diversity_penalty", "constraints", "force_words_ids")
+SETTINGS = ("penalty_alpha", "num_beam_groups", "diversity_penalty", "constraints", "force_words_ids", "dola_layers")
 """Where all of these are unset, no config has to be prepared to know that transformers' own loops run."""
 
 UNSET = (None, 0, 1)

@@ -135,7 +135,7 @@ def _read_prompt(
         histories = _known(engine, input_ids, model_kwargs, config)
         request.hidden_known = [len(history) for history in histories]
     try:
-        outputs = first_step(model, input_ids, config, model_kwargs | {"output_hidden_states": True})
+        outputs = first_step(model, input_ids, config, model_kwargs | {"output_hidden_states": "last"})
     finally:
         request.hidden_known = None
     if len(histories) < cache.batch_size:  # equal rows went on from one row of the cache, and share its past
