@@ -77,7 +77,7 @@ class Piece:
 
 
 def plan(
-    jobs: list[Job], n_batch: int, n_outputs: int, want_embeddings: bool = False, layers: tuple[int, ...] = ()
+    jobs: list[Job], n_batch: int, n_outputs: int, want_embeddings: bool = False, alone: bool = False
 ) -> Iterator[tuple[Batch, list[Piece]]]:
     """Yield batches of at most `n_batch` tokens and `n_outputs` rows with logits, with the pieces each is made of.
 
@@ -85,11 +85,9 @@ def plan(
     Positions are read from the sequences when a batch is yielded, so each batch must be stored before the next one is
     asked for.
 
-    With `layers`, a batch is of one sequence, or has one token of each: only then is the order in which llama.cpp computes
-    its tokens known.
+    `alone`: no two jobs share a batch.
     """
     index, start = 0, 0
-    alone = bool(layers) and any(len(job.tokens) > 1 for job in jobs)
     while index < len(jobs):
         pieces: list[Piece] = []
         room, rows = n_batch, n_outputs
@@ -112,10 +110,7 @@ def plan(
             index, start = index + 1, 0
             if alone and pieces:
                 break
-        batch = _batch(jobs, pieces, with_embeds, want_embeddings)
-        if batch.n_outputs:
-            batch.layers = layers
-        yield batch, pieces
+        yield _batch(jobs, pieces, with_embeds, want_embeddings), pieces
 
 
 def _batch(jobs: list[Job], pieces: list[Piece], with_embeds: bool, want_embeddings: bool) -> Batch:

@@ -339,7 +339,11 @@ class Engine:
         logits: list[list[npt.NDArray[np.float32]]] = [[] for _ in jobs]
         hidden: list[list[npt.NDArray[np.float32]]] = [[] for _ in jobs]
         between: list[list[npt.NDArray[np.float32]]] = [[] for _ in jobs]
-        for batch, pieces in plan(jobs, size, limits.n_outputs, want_embeddings, layers):
+        # the order in which llama.cpp computes the tokens of a batch is known for those of one sequence, and for one token
+        # of each of several where there is no state
+        alone = bool(layers) and (limits.recurrent or any(len(job.tokens) > 1 for job in jobs))
+        for batch, pieces in plan(jobs, size, limits.n_outputs, want_embeddings, alone):
+            batch.layers = layers if batch.n_outputs else ()
             while (status := self.backend.decode(batch)) is DecodeStatus.NO_SLOT:
                 if not self.pool.make_room(busy):
                     used = sum(len(sequence) for sequence in busy)

@@ -82,9 +82,9 @@ def feed(
     """Store the new columns in the rows' sequences (`None`: a new text, which may start from a prefix in memory).
 
     Returns the sequences, logits `(rows, len(kept), n_vocab)` and the last hidden state `(rows, columns, n_embd)`,
-    zeros where `hidden_from` wants none, or `None`. A masked column after a row's first token answers with the logits
-    of the token before it, one before the first with zeros. `new.layers` is filled in. All or nothing: after an exception the given sequences hold
-    what they held.
+    zeros where `hidden_from` wants none, or `None`; `new.layers` is filled in. A masked column after a row's first token
+    answers with the logits of the token before it, one before the first with zeros. All or nothing: after an exception
+    the given sequences hold what they held.
     """
     rows = [_row(new, index) for index in range(new.n_rows)]
     for index, (row, sequence) in enumerate(zip(rows, sequences, strict=True)):
@@ -240,12 +240,12 @@ def _layers(rows: list[_Row], new: Feed) -> list[npt.NDArray[np.float32]]:
         if row.job is None or row.job.layers is None:
             continue
         if new.want_hidden:
-            at = np.arange(len(row.job.layers))
+            at: npt.NDArray[np.intp] = np.arange(len(row.job.layers))
             columns = np.arange(new.n_columns) if row.columns is None else row.columns
-            to = columns[row.outputs != 0]
+            to: npt.NDArray[np.intp] = columns[row.outputs != 0]
         else:
             to = np.flatnonzero(row.source >= 0)
-            at = np.cumsum(row.outputs)[row.source[to]] - 1
+            at = np.cumsum(row.outputs, dtype=np.intp)[row.source[to]] - 1
         for number, answer in enumerate(answers):
             answer[index, to] = row.job.layers[at, number]
     return answers

@@ -63,7 +63,8 @@ class FakeBackend:
     ) -> None:
         self._limits = Limits(
             n_vocab=n_vocab, n_embd=4, n_embd_inp=4, n_layer=2, n_ctx_train=n_cells, n_cells=n_cells, n_batch=n_batch,
-            n_ubatch=n_batch, n_seq_max=n_seq_max, n_seq_limit=n_seq_limit, n_outputs=n_outputs, n_swa=window, recurrent=recurrent,
+            n_ubatch=n_batch, n_seq_max=n_seq_max, n_seq_limit=n_seq_limit, n_outputs=n_outputs, n_swa=window,
+            recurrent=recurrent,
         )  # fmt: skip
         self.cells: list[_Cell] = []
         self.decodes = 0

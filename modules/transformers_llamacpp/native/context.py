@@ -44,7 +44,7 @@ class NativeBackend:
         self._rows: npt.NDArray[np.intp] | None = None
         self._n_tokens = 0
         self._recorder: LayerRecorder | None = None
-        self._no_layers: UnsupportedFeatureError | None = None
+        self._no_layers: tuple[str, str | None] | None = None
         source = model.params.context
         self._params = type(source).from_buffer_copy(source)  # a copy of its own; model.params keeps what it points to
         self._params.n_ctx = -(-n_cells // CELL_PADDING) * CELL_PADDING
@@ -309,14 +309,14 @@ class NativeBackend:
             self._make_again(self._limits.n_seq_max, None)
             return
         if self._no_layers is not None:
-            raise self._no_layers
+            raise UnsupportedFeatureError(*self._no_layers)
         try:
             if self._params.cb_eval:
                 raise no_layers("cb_eval is set, and llama.cpp takes one callback")
             recorder = LayerRecorder(self.model.n_layer, self.model.n_embd)
             self._make_again(self._limits.n_seq_max, recorder)
         except UnsupportedFeatureError as error:
-            self._no_layers = UnsupportedFeatureError(str(error), error.feature)
+            self._no_layers = str(error), error.feature
             raise
 
     def _make_again(self, n_seq_max: int, recorder: LayerRecorder | None) -> None:
@@ -329,27 +329,14 @@ class NativeBackend:
         try:
             self._make(n_seq_max, recorder)
             if recorder is not None and recorder is not before[1]:
-                self._probe(recorder)
+                recorder.learn(self.decode, min(2, self._limits.n_ubatch))
+                self.clear()
         except (ModelLoadError, UnsupportedFeatureError, DecodeError):
             self.close()
             self._make(*before)
             self._restore(buffer, written)
             raise
         self._restore(buffer, written)
-
-    def _probe(self, recorder: LayerRecorder) -> None:
-        """In a new, empty context: a decode whose numbers are for nobody, and which leaves nothing behind."""
-        n = min(2, self._limits.n_ubatch)
-        positions = np.arange(n, dtype=np.int32)
-        last = (positions == n - 1).astype(np.int8)
-        with recorder.probe(n):
-            try:
-                status = self.decode(Batch(np.zeros(n, np.int32), None, positions, np.zeros(n, np.int32), last, 1))
-            except DecodeError as error:
-                raise no_layers(f"a first try failed ({error})") from error
-        if status is not DecodeStatus.OK:
-            raise no_layers(f"a first try failed ({status})")
-        self.clear()
 
     def _restore(self, buffer: Any, size: int) -> None:
         read = int(llama_cpp.llama_state_set_data(self._context, buffer, size))

@@ -40,7 +40,7 @@ class Node:
         return int(found[1]) if found else None
 
     def reads(self, name: str) -> bool:
-        return any(source == name or (m := _COPY.match(source)) is not None and m[1] == name for source in self.sources)
+        return any(name in (source, _COPY.sub(r"\1", source)) for source in self.sources)
 
 
 def no_layers(reason: str) -> UnsupportedFeatureError:

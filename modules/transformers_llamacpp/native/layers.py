@@ -16,6 +16,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from ..backend import DecodeStatus
+from ..batch import Batch
 from ..errors import DecodeError
 from .graph import EMBEDDINGS, Node, layer_inputs, no_layers
 from .library import llama_cpp
@@ -24,7 +26,7 @@ __all__ = ["LayerRecorder"]
 
 
 class _Tensor(ctypes.Structure):
-    """`ggml_tensor` of ggml.h up to its name. Read while probing only, and believed only where ggml's own functions say
+    """`ggml_tensor` of ggml.h up to its name. Read while learning, and believed only where ggml's own functions say
     the same."""
 
     _fields_ = (
@@ -77,8 +79,8 @@ def _libraries() -> Iterator[Any]:
 class LayerRecorder:
     """One context's `cb_eval`. `callback` goes into the parameters, and must live as long as the context.
 
-    First `probe` learns from one decode which node is the input of which layer; then each `recording` keeps those of one
-    decode. Outside of both it wants nothing.
+    First it has to `learn` from one decode which node is the input of which layer; then each `recording` keeps
+    those of one decode. Outside of both it wants nothing.
     """
 
     def __init__(self, n_layer: int, n_embd: int) -> None:
@@ -86,7 +88,6 @@ class LayerRecorder:
         self._ggml = _Ggml()
         self._names: list[bytes] = []
         self._nodes: list[Node] | None = None
-        self._probed_tokens = 0
         self._given: npt.NDArray[np.float32] | None = None
         self._slots: dict[bytes, int] = {}
         self._rows: npt.NDArray[np.intp] = np.empty(0, np.intp)
@@ -100,17 +101,22 @@ class LayerRecorder:
 
     # -- learning ------------------------------------------------------------------------------------------------
 
-    @contextmanager
-    def probe(self, n_tokens: int) -> Iterator[None]:
-        """Learn the names from the one decode inside, of `n_tokens` tokens in one ubatch. Raises
-        `UnsupportedFeatureError` where the graph does not show every layer."""
-        self._nodes = nodes = []
-        self._error, self._probed_tokens = None, n_tokens
+    def learn(self, decode: Callable[[Batch], DecodeStatus], n_tokens: int) -> None:
+        """Learn which nodes to keep from a decode of `n_tokens` tokens, whose numbers are for nobody, in an empty context.
+        It leaves sequence 0 behind. Raises `UnsupportedFeatureError` where the graph does not show every layer."""
+        positions = np.arange(n_tokens, dtype=np.int32)
+        last = (positions == n_tokens - 1).astype(np.int8)
+        nodes: list[Node] = []
+        self._nodes, self._error, self._n_tokens = nodes, None, n_tokens
         try:
-            yield
+            status = decode(Batch(np.zeros(n_tokens, np.int32), None, positions, np.zeros(n_tokens, np.int32), last, 1))
+        except DecodeError as error:
+            raise no_layers(f"a first try failed ({error})") from error
         finally:
             self._nodes = None
         self._reraise()
+        if status is not DecodeStatus.OK:
+            raise no_layers(f"a first try failed ({status})")
         self._names = [name.encode() for name in layer_inputs(nodes, self.n_layer)]
 
     def _node(self, address: int) -> Node:
@@ -119,7 +125,7 @@ class LayerRecorder:
         same_name = self._ggml.name_address(address) == address + _Tensor.name.offset
         if not same_name or int(np.prod(shape)) != self._ggml.n_elements(address):
             raise no_layers("the installed llama.cpp lays out its tensors in another way")
-        state = shape == [self.n_embd, self._probed_tokens, 1, 1] and tensor.type == _F32
+        state = shape == [self.n_embd, self._n_tokens, 1, 1] and tensor.type == _F32
         sources = tuple(_text(self._ggml.name(source)) for source in tensor.src if source)
         return Node(_text(self._ggml.name(address)), state and self._ggml.contiguous(address), sources)
 
