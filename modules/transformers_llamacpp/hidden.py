@@ -11,7 +11,7 @@ from .errors import UnsupportedFeatureError
 
 __all__ = ["ONLY_LAST", "LastHiddenState"]
 
-ONLY_LAST = 'output_hidden_states="last" or contrastive search asked for the last one only, hidden_states[-1]'
+ONLY_LAST = 'output_hidden_states="last" asked for the last one only, hidden_states[-1]'
 
 
 class LastHiddenState(tuple):  # type: ignore[type-arg]

@@ -270,16 +270,16 @@ class LlamaCppForCausalLM(LlamaCppGenerationMixin, PreTrainedModel, GenerationMi
         output = compat.model_output(loss, logits, past, hidden)
         return output.to_tuple() if return_dict is False else output
 
-    def _want_layers(self, feed: Feed, output_hidden_states: bool | str | None) -> str:
+    def _want_layers(self, feed: Feed, output_hidden_states: bool | str | None) -> str | None:
         """Ask for all layers' inputs too, where they are wanted and can be had; else the reason why they are missing."""
         if output_hidden_states is not True:
             if output_hidden_states not in (None, False, "last"):
                 raise InvalidInputError(f'output_hidden_states={output_hidden_states!r}; True, False and "last" can be')
             return ONLY_LAST
-        problem = self.engine.no_layers()
-        if problem is None:
-            feed.want_layers = tuple(range(self.config.num_hidden_layers))
-        return str(problem)
+        if (problem := self.engine.no_layers()) is not None:
+            return str(problem)
+        feed.want_layers = tuple(range(self.config.num_hidden_layers))
+        return None
 
     def _feed(
         self, past: LlamaCppCache, feed: Feed, past_mask: npt.NDArray[np.bool_] | None
@@ -352,11 +352,11 @@ class LlamaCppForCausalLM(LlamaCppGenerationMixin, PreTrainedModel, GenerationMi
 
 
 def _hidden_states(
-    feed: Feed, last: npt.NDArray[np.float32], missing: str, n_layer: int, device: torch.device
+    feed: Feed, last: npt.NDArray[np.float32], missing: str | None, n_layer: int, device: torch.device
 ) -> tuple[torch.Tensor, ...]:
     final = torch.from_numpy(last).to(device)
-    if feed.layers is None:
-        return LastHiddenState(final, n_layer, missing)
+    if missing is not None or feed.layers is None:
+        return LastHiddenState(final, n_layer, missing or ONLY_LAST)
     return (*(torch.from_numpy(states).to(device) for states in feed.layers), final)
 
 

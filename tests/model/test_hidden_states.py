@@ -127,15 +127,24 @@ def test_what_generate_returns(model: Any, torch_reference: Any) -> None:
 
 @pytest.mark.parametrize(
     "kwargs",
-    [{"num_beams": 2}, {"num_beams": 2, "num_beam_groups": 2, "diversity_penalty": 0.5}, {"do_sample": True}],
-    ids=["beams", "groups", "sampling"],
-)
+    [
+        {"num_beams": 2}, {"num_beams": 2, "num_beam_groups": 2, "diversity_penalty": 0.5}, {"do_sample": True},
+        {"penalty_alpha": 0.6, "top_k": 4}, {"dola_layers": "high"},
+    ],
+    ids=["beams", "groups", "sampling", "contrastive", "dola"],
+)  # fmt: skip
 def test_every_method_returns_all_layers(model: Any, torch_states: Any, kwargs: dict[str, Any]) -> None:
-    output = model.generate(
-        torch.tensor([A]), max_new_tokens=2, return_dict_in_generate=True, output_hidden_states=True, **kwargs
-    )
+    kwargs |= {"max_new_tokens": 2, "return_dict_in_generate": True}
+    output = model.generate(torch.tensor([A]), output_hidden_states=True, **kwargs)
     assert len(output.hidden_states) == 2
     same([states[0] for states in output.hidden_states[0]], torch_states(A))
+    first = int(output.sequences[0, len(A)])
+    if "num_beams" not in kwargs:  # which beam the second step's rows come from is not told
+        same([states[0] for states in output.hidden_states[1]], [states[-1:] for states in torch_states([*A, first])])
+    last = model.generate(torch.tensor([A]), output_hidden_states="last", **kwargs).hidden_states
+    close(last[0][-1][0], torch_states(A)[-1], atol=5e-3)
+    with pytest.raises(UnsupportedFeatureError, match="last"):
+        last[1][3]
 
 
 # -- every kind of memory --------------------------------------------------------------------------------------------

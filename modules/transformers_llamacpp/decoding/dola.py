@@ -117,8 +117,6 @@ def dola_decoding(
     layers = candidate_layers(generation_config.dola_layers, model.config.num_hidden_layers, head.tied)
     forward = _Forward(request_of_call(), layers, head)
     rows, trace = Rows(input_ids.shape[0], generation_config, stopping_criteria), Trace(generation_config)
-    if trace.hidden is not None:
-        model_kwargs["output_hidden_states"] = True
     outputs, early = forward(lambda: first_step(model, input_ids, generation_config, model_kwargs), model_kwargs)
     while True:
         model_kwargs = step_done(model, outputs, model_kwargs)
