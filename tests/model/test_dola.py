@@ -282,16 +282,16 @@ def test_guidance_is_an_error(model: Any) -> None:
 
 def test_the_head_is_the_one_llama_cpp_computes_with(model: Any) -> None:
     head = model.native.output_head()
-    assert head.tied and head.bias is None and head.weight.shape == (49152, 576)
+    assert head.tied and head.bias is None and head.weight.shape == (576, 49152)
     output = model(torch.tensor([A]), output_hidden_states="last")
-    close(output.hidden_states[-1][0] @ torch.from_numpy(head.weight).T, output.logits[0])
+    close(output.hidden_states[-1][0] @ torch.from_numpy(head.weight), output.logits[0])
     assert model.native.output_head() is head
 
 
 def test_a_quantised_head_is_the_same_up_to_rounding(load: Callable[..., Any], smollm2_q4_0_path: Path) -> None:
     model = load(smollm2_q4_0_path)
     output = model(torch.tensor([A]), output_hidden_states="last")
-    mine = output.hidden_states[-1][0] @ torch.from_numpy(model.native.output_head().weight).T
+    mine = output.hidden_states[-1][0] @ torch.from_numpy(model.native.output_head().weight)
     assert float((mine - output.logits[0]).norm() / output.logits[0].norm()) < 0.02
     assert len(new(model, [A, B], "high")) == 2
 

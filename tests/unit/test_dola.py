@@ -11,10 +11,11 @@ import numpy as np
 import pytest
 import torch
 
-from transformers_llamacpp.decoding.dola import candidate_layers, contrast
+from transformers_llamacpp.decoding.dola import _Forward, candidate_layers, contrast
 from transformers_llamacpp.errors import InvalidInputError, ModelLoadError, UnsupportedFeatureError
 from transformers_llamacpp.gguf_reader import tensor_places
-from transformers_llamacpp.output_head import read_output_head
+from transformers_llamacpp.output_head import OutputHead, read_output_head
+from transformers_llamacpp.request import Request
 
 
 @pytest.mark.parametrize(
@@ -75,6 +76,26 @@ def test_a_distribution_with_zeros_is_no_nan() -> None:
     assert not torch.isnan(got).any() and torch.isfinite(got[1:]).all()
 
 
+@pytest.mark.parametrize("biased", [False, True])
+def test_early_logits_of_each_rows_newest_token(biased: bool) -> None:
+    """Rows of four columns, padded on either side; only the layers 0 and 2 of three are candidates."""
+    states, weight, bias = matrix(1, (3, 2, 4, 8)), matrix(2, (8, 5)), matrix(3, (5,)) if biased else None
+    request = Request()
+
+    def step() -> str:
+        assert request.want_layers == (0, 2)
+        request.layers = list(states)
+        return "outputs"
+
+    mask = torch.tensor([[1, 1, 1, 1, 0, 0], [1, 0, 0, 1, 1, 1]])
+    outputs, early = _Forward(request, (0, 2), OutputHead(weight, bias, True))(step, {"attention_mask": mask})
+    assert outputs == "outputs" and request.want_layers == () and early.shape == (2, 2, 5)
+    for row, column in enumerate((1, 3)):
+        for place, layer in enumerate((0, 2)):
+            expected = states[layer, row, column] @ weight + (0 if bias is None else bias)
+            np.testing.assert_allclose(early[row, place], expected, rtol=1e-4, atol=1e-5)
+
+
 # -- the head, out of a file -----------------------------------------------------------------------------------------
 
 SHAPE = (48, 64)
@@ -106,7 +127,7 @@ def test_a_head_of_its_own_with_a_bias(tmp_path: Path) -> None:
     )  # fmt: skip
     head = read_output_head(file, SHAPE)
     assert not head.tied and head.bias is not None
-    np.testing.assert_array_equal(head.weight, matrix(2))
+    np.testing.assert_array_equal(head.weight, matrix(2).T)
     np.testing.assert_array_equal(head.bias, matrix(3, (48,)))
 
 
@@ -116,7 +137,8 @@ def test_a_tied_quantised_head(tmp_path: Path, kind: str) -> None:
     file = write(tmp_path / "m.gguf", kind=type_, token_embd_dot_weight=matrix(1), other=matrix(0, (3,)))
     head = read_output_head(file, SHAPE)
     assert head.tied and head.bias is None and head.weight.dtype == np.float32
-    np.testing.assert_array_equal(head.weight, gguf.quants.dequantize(gguf.quants.quantize(matrix(1), type_), type_))
+    expected = gguf.quants.dequantize(gguf.quants.quantize(matrix(1), type_), type_)
+    np.testing.assert_array_equal(head.weight, expected.T)
 
 
 def test_every_tensor_is_where_gguf_says(tmp_path: Path) -> None:
@@ -135,7 +157,7 @@ def test_a_head_in_the_last_shard(tmp_path: Path) -> None:
     assert len(shards) == 3 and "output.weight" not in tensor_places(shards[0])
     head = read_output_head(shards[0], SHAPE)
     assert not head.tied
-    np.testing.assert_array_equal(head.weight, matrix(2))
+    np.testing.assert_array_equal(head.weight, matrix(2).T)
 
 
 def test_a_file_without_a_head_that_fits(tmp_path: Path) -> None:
