@@ -1,5 +1,5 @@
-"""DoLa against the paper's formula on PyTorch's hidden states, and against itself. `test_golden.py` has what transformers
-4.46.3 generated."""
+"""DoLa against what transformers 4.46.3 generated (`test_golden.py` has more), against the paper's formula on PyTorch's
+hidden states, and against itself."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from transformers import LogitsProcessor, LogitsProcessorList, StoppingCriteria
 
 import tiny_gguf
 from compare import close, padded, same_tokens
+from golden_cases import dola_cases
 from transformers_llamacpp import InvalidInputError, LlamaCppCache, UnsupportedFeatureError
 from transformers_llamacpp.compat import cache_of
 from transformers_llamacpp.decoding.dola import candidate_layers
@@ -73,6 +74,17 @@ def new(model: Any, rows: list[list[int]], layers: Any, **kwargs: Any) -> list[l
     """The generated tokens of each row."""
     output = generate(model, rows, layers, **kwargs)
     return output[:, max(map(len, rows)) :].tolist()  # type: ignore[no-any-return]
+
+
+SEED, RECORDED = dola_cases()
+
+
+@pytest.mark.parametrize("case", RECORDED, ids=[f"{case['ids'][0]}-{case['kwargs']}" for case in RECORDED])
+def test_new_ids_equal_those_of_transformers_4_46(model: Any, case: dict[str, Any]) -> None:
+    torch.manual_seed(SEED)
+    ids = torch.tensor([case["ids"]])
+    got = model.generate(ids, attention_mask=torch.ones_like(ids), **case["kwargs"])
+    assert got[0, ids.shape[1] :].tolist() == case["new_ids"]
 
 
 # -- equal to the paper ----------------------------------------------------------------------------------------------
