@@ -36,6 +36,8 @@ RECALL_BYTES = 128 << 20
 """Hidden states of earlier texts take at most so much, and never more than `host_cache_bytes`."""
 
 PLAIN_CALLS = 64
+"""Calls that want no layers before the context that can record them is given up. Measured on a model of 135 M weights, where
+it weighs most: making a context again takes 60 to 110 ms, a decode in one that records nothing 0 to 0.7 ms of 17."""
 
 Progress = Callable[[int, int], object]
 """`progress(evaluated, total)` after every decode of a prompt; an answer that is `False` cancels the call."""

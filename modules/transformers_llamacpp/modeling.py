@@ -216,7 +216,8 @@ class LlamaCppForCausalLM(LlamaCppGenerationMixin, PreTrainedModel, GenerationMi
                 zeros in masked columns: `[0]` what goes into the first layer, `[i]` into layer `i`, `[-1]` what comes out
                 of the last one after the final norm. Where llama.cpp does not show what is between the layers of an
                 architecture, all but `[-1]` raise `UnsupportedFeatureError` when they are looked at. "last" wants `[-1]`
-                only, which costs less: the first call with True makes the context again (see `Backend.record_layers`).
+                only, which costs less: the first call with True makes the context again (see `Backend.record_layers`), the
+                prompts of a batch are evaluated one after the other, and the states are held twice while they are sorted.
 
         Returns:
             `CausalLMOutputWithPast`; logits float32 `(batch, kept, vocab_size)` on the device of the input. A masked

@@ -337,6 +337,27 @@ def test_an_exception_while_llama_cpp_computes_comes_through(
     same(states_of(tiny_llama, [SHORT])[0], expected)
 
 
+def test_an_interrupt_while_the_context_is_made_again_loses_nothing(
+    load: Callable[..., Any], tiny_llama_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = load(tiny_llama_path, **F32)
+    expected = model(torch.tensor([LONG])).logits[0]
+    model.forget()
+    cache = LlamaCppCache(model)
+    model(torch.tensor([LONG[:20]]), cache=cache)
+
+    def interrupted(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(LayerRecorder, "_node", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            model(torch.tensor([SHORT]), output_hidden_states=True)
+    assert not model.engine.backend.records_layers
+    close(model(torch.tensor([LONG[20:]]), cache=cache).logits[0], expected[20:])
+    assert len(states_of(model, [SHORT])[0]) == 5
+
+
 @pytest.mark.parametrize("value", ["first", 3, [1]], ids=str)
 def test_other_wishes_are_errors(tiny_llama: Any, value: Any) -> None:
     with pytest.raises(InvalidInputError, match="output_hidden_states"):

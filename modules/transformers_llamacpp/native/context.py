@@ -331,7 +331,7 @@ class NativeBackend:
             if recorder is not None and recorder is not before[1]:
                 recorder.learn(self.decode, min(2, self._limits.n_ubatch))
                 self.clear()
-        except (ModelLoadError, UnsupportedFeatureError, DecodeError):
+        except BaseException:  # also an interrupt while a recorder learns: what is held must not be lost to it
             self.close()
             self._make(*before)
             self._restore(buffer, written)
