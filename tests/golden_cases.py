@@ -21,6 +21,12 @@ def decoding_cases(word: str) -> list[dict[str, Any]]:
     return [case for case in cases if case["name"].split()[0] == word]
 
 
+def dola_cases() -> tuple[int, list[dict[str, Any]]]:
+    """The seed, and the cases of `dola.json`: one prompt, 24 tokens."""
+    recorded = json.loads((FOLDER / "dola.json").read_text(encoding="utf-8"))
+    return recorded["seed"], recorded["cases"]
+
+
 def open_id(case: dict[str, Any]) -> str:
     return f"{case['mode']}-{case['prompt'][:9]!r}"
 

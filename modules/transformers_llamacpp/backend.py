@@ -41,6 +41,8 @@ class Limits:
     """KV cells shared by all sequences."""
     n_batch: int
     """Most tokens in one decode."""
+    n_ubatch: int
+    """Most tokens that are computed at once."""
     n_seq_max: int
     """Sequence ids are `0 .. n_seq_max - 1`."""
     n_seq_limit: int
@@ -62,6 +64,7 @@ class Backend(Protocol):
     def decode(self, batch: Batch) -> DecodeStatus:
         """Store the batch and compute the rows it asks for.
 
+        A batch with `layers` holds at most `n_ubatch` tokens, of one sequence or one for each sequence.
         Raises `DecodeError` for everything that is not a `DecodeStatus`; part of the batch may then be stored.
         """
         ...
@@ -72,6 +75,26 @@ class Backend(Protocol):
 
     def embeddings(self, n_outputs: int) -> npt.NDArray[np.float32]:
         """`(n_outputs, n_embd)`, the last layer's output, in batch order. A view, valid as `logits`."""
+        ...
+
+    def layers(self, n_outputs: int) -> npt.NDArray[np.float32]:
+        """`(n_outputs, len(batch.layers), width)`, the inputs of those layers, in batch order; the caller's to keep.
+
+        Raises `UnsupportedFeatureError` where the decode did not show them.
+        """
+        ...
+
+    @property
+    def records_layers(self) -> bool:
+        """Whether decodes may ask for `layers`."""
+        ...
+
+    def record_layers(self, on: bool) -> None:
+        """Make a context whose decodes may ask for `layers`, or one that is faster; all that is held stays held.
+
+        Raises `UnsupportedFeatureError` where this model's layers cannot be seen, `ModelLoadError` where there is no
+        memory (nothing changed then), and `StateError` as `grow` does: the new context is empty.
+        """
         ...
 
     def seq_remove(self, seq_id: int, p0: int, p1: int) -> bool:
@@ -103,7 +126,11 @@ class Backend(Protocol):
         ...
 
     def grow(self, n_seq_max: int) -> None:
-        """Make a context with that many sequence ids; all that is held stays held, cells stay shared."""
+        """Make a context with that many sequence ids; all that is held stays held, cells stay shared.
+
+        Raises `ModelLoadError` where there is no memory (nothing changed then), and `StateError` where the new context came
+        up empty.
+        """
         ...
 
     def close(self) -> None:

@@ -34,6 +34,8 @@ class Batch:
     outputs: npt.NDArray[np.int8]
     n_outputs: int
     want_embeddings: bool = False
+    layers: tuple[int, ...] = ()
+    """Of these layers the inputs are recorded at the outputs; ascending numbers from 0 on."""
 
     @property
     def n_tokens(self) -> int:
@@ -50,6 +52,8 @@ class Job:
 
     `scored`: int8 `(n,)`, 1 at those outputs whose logits are kept; `None` keeps all. llama.cpp gives the hidden state
     of output rows only, so whoever wants those of a long text asks for a row at every token, but not for its logits.
+
+    `layers`, if asked for: float32 `(number of outputs, number of layers, width)`, what went into these layers.
     """
 
     sequence: Sequence
@@ -59,6 +63,7 @@ class Job:
     scored: npt.NDArray[np.int8] | None = None
     logits: npt.NDArray[np.float32] | None = field(default=None, repr=False)
     embeddings: npt.NDArray[np.float32] | None = field(default=None, repr=False)
+    layers: npt.NDArray[np.float32] | None = field(default=None, repr=False)
 
 
 @dataclass(slots=True)
@@ -72,13 +77,15 @@ class Piece:
 
 
 def plan(
-    jobs: list[Job], n_batch: int, n_outputs: int, want_embeddings: bool = False
+    jobs: list[Job], n_batch: int, n_outputs: int, want_embeddings: bool = False, alone: bool = False
 ) -> Iterator[tuple[Batch, list[Piece]]]:
     """Yield batches of at most `n_batch` tokens and `n_outputs` rows with logits, with the pieces each is made of.
 
     Jobs are taken in order; one that does not fit continues in the next batch. Tokens and embeddings never share a batch.
     Positions are read from the sequences when a batch is yielded, so each batch must be stored before the next one is
     asked for.
+
+    `alone`: no two jobs share a batch.
     """
     index, start = 0, 0
     while index < len(jobs):
@@ -101,6 +108,8 @@ def plan(
                 start = stop
                 break
             index, start = index + 1, 0
+            if alone and pieces:
+                break
         yield _batch(jobs, pieces, with_embeds, want_embeddings), pieces
 
 

@@ -352,8 +352,10 @@ class LlamaCppCache(Cache):
         `(rows, columns, n_embd)`. All or nothing. `past_mask` is what the caller believes about the columns so far.
         """
         if repeats := self._expansion(feed_):
-            logits, hidden = self.feed(feed_.every(repeats), None if past_mask is None else past_mask[::repeats], usage)
+            part = feed_.every(repeats)
+            logits, hidden = self.feed(part, None if past_mask is None else past_mask[::repeats], usage)
             self.batch_repeat_interleave(repeats)
+            feed_.layers = None if part.layers is None else [states.repeat(repeats, axis=0) for states in part.layers]
             return logits.repeat(repeats, axis=0), None if hidden is None else hidden.repeat(repeats, axis=0)
         self._check(feed_, past_mask)
         answer = feed_together(self._engine, [(self._before(feed_), feed_)], usage)[0]
@@ -369,8 +371,10 @@ class LlamaCppCache(Cache):
         if repeats := self._expansion(feed_):
             if beside.repeats_rows(repeats):
                 past = None if past_mask is None else past_mask[::repeats]
-                logits, hidden, theirs = self.feed_beside(feed_.every(repeats), past, usage, beside.every(repeats))
+                part = feed_.every(repeats)
+                logits, hidden, theirs = self.feed_beside(part, past, usage, beside.every(repeats))
                 self.batch_repeat_interleave(repeats)
+                feed_.layers = None if part.layers is None else [states.repeat(repeats, axis=0) for states in part.layers]
                 hidden = None if hidden is None else hidden.repeat(repeats, axis=0)
                 return logits.repeat(repeats, axis=0), hidden, theirs.repeat(repeats, axis=0)
             self.batch_repeat_interleave(repeats)

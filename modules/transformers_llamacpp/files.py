@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 from typing import Any
 
 from .errors import ModelLoadError
+from .gguf_reader import SHARD, shard_names
 
 __all__ = ["resolve_gguf"]
 
-SHARD = re.compile(r"^(?P<stem>.*)-(?P<number>\d{5})-of-(?P<total>\d{5})\.gguf$")
 HUB_ARGUMENTS = ("revision", "token", "cache_dir", "local_files_only", "force_download", "subfolder", "proxies")
 
 
@@ -72,19 +71,8 @@ def _candidates(names: list[str]) -> list[str]:
     return models
 
 
-def _shard_names(name: str) -> list[str]:
-    """All shards of the split model that the file belongs to, or the file alone."""
-    folder, _, base = name.rpartition("/")
-    shard = SHARD.match(base)
-    if not shard:
-        return [name]
-    prefix = f"{folder}/" if folder else ""
-    total = int(shard["total"])
-    return [f"{prefix}{shard['stem']}-{number:05d}-of-{total:05d}.gguf" for number in range(1, total + 1)]
-
-
 def _first_shard(path: Path) -> Path:
-    shards = [path.parent / name for name in _shard_names(path.name)]
+    shards = [path.parent / name for name in shard_names(path.name)]
     missing = [shard.name for shard in shards if not shard.is_file()]
     if missing:
         raise ModelLoadError(
@@ -101,7 +89,7 @@ def _from_hub(repo: str, gguf_file: str | None, hub: dict[str, Any]) -> Path:
 
     try:
         name = gguf_file or _choose(repo, hub)
-        paths = [Path(huggingface_hub.hf_hub_download(repo, shard, **hub)) for shard in _shard_names(name)]
+        paths = [Path(huggingface_hub.hf_hub_download(repo, shard, **hub)) for shard in shard_names(name)]
     except ModelLoadError:
         raise
     except HFValidationError as error:

@@ -76,8 +76,9 @@ class LlamaCppGenerationMixin:
         Afterwards `model.last_stats` says what the call did; with `return_dict_in_generate=True` so does `output.stats`,
         which is this call's own when several run at once.
 
-        Contrastive search (`penalty_alpha`, `top_k`), group beam search (`num_beam_groups`, `diversity_penalty`) and
-        constrained beam search (`constraints`, `force_words_ids`) run here, without the hub and `trust_remote_code`.
+        Contrastive search (`penalty_alpha`, `top_k`), group beam search (`num_beam_groups`, `diversity_penalty`),
+        constrained beam search (`constraints`, `force_words_ids`) and DoLa (`dola_layers`) run here, without the hub and
+        `trust_remote_code`.
         """
         named = dict(zip(POSITIONAL, args, strict=False))
         if len(args) > len(named) or named.keys() & kwargs.keys():

@@ -1,18 +1,34 @@
-"""The key-value section of a GGUF file, as far as llama.cpp's API does not show it."""
+"""What a GGUF file holds, as far as llama.cpp's API does not show it: keys, and where the tensors are.
+
+Written for speed: `gguf.GGUFReader` takes 13 seconds for a vocabulary of 262,144 tokens, because it decodes every key.
+"""
 
 from __future__ import annotations
 
 import mmap
+import re
 import struct
+from dataclasses import dataclass
 from pathlib import Path
 
 from .errors import ModelLoadError, TokenizerError
 
-__all__ = ["GgufReader", "check_tokens"]
+__all__ = ["SHARD", "GgufReader", "TensorPlace", "check_tokens", "shard_names", "tensor_places"]
 
-_STRING, _ARRAY = 8, 9
+SHARD = re.compile(r"^(?P<stem>.*)-(?P<number>\d{5})-of-(?P<total>\d{5})\.gguf$")
+
+_UINT32, _STRING, _ARRAY = 4, 8, 9
 _SIZES = {0: 1, 1: 1, 2: 2, 3: 2, 4: 4, 5: 4, 6: 4, 7: 1, 10: 8, 11: 8, 12: 8}
 """Bytes of each scalar type of GGUF."""
+
+
+@dataclass(frozen=True, slots=True)
+class TensorPlace:
+    """`shape` as numpy has it, the longest stride first; `kind` is a `ggml_type` number, `offset` in bytes."""
+
+    shape: tuple[int, ...]
+    kind: int
+    offset: int
 
 
 class GgufReader:
@@ -24,7 +40,7 @@ class GgufReader:
         self.position = 24
         if data[:4] != b"GGUF":
             raise TokenizerError(f"{name} is not a GGUF file")
-        self.version, _tensors, self.n_pairs = struct.unpack_from("<IQQ", data, 4)
+        self.version, self.n_tensors, self.n_pairs = struct.unpack_from("<IQQ", data, 4)
         if self.version not in (2, 3):
             raise TokenizerError(f"{name} is GGUF version {self.version} (or big-endian); 2 and 3 can be copied")
 
@@ -65,6 +81,20 @@ class GgufReader:
         except struct.error as error:
             raise TokenizerError(f"{self.name} is cut off at byte {position}") from error
         return found
+
+    def number(self) -> int | None:
+        """The unsigned 32-bit number at this place, or `None` for a value of another type, which is skipped."""
+        if self._number("<I") == _UINT32:
+            return self._number("<I")
+        self.position -= 4
+        self.skip_value()
+        return None
+
+    def tensor(self) -> tuple[str, TensorPlace]:
+        """Name and place of the next tensor, the offset counted from the start of the data."""
+        name = self.string().decode("utf-8", "replace")
+        shape = [self._number("<Q") for _ in range(self._number("<I"))]
+        return name, TensorPlace(tuple(reversed(shape)), self._number("<I"), self._number("<Q"))
 
     def _skip_array(self) -> None:
         kind, count = self._number("<I"), self._number("<Q")
@@ -118,3 +148,31 @@ def _tokens(path: Path) -> list[bytes]:
             if reader.position > len(data):
                 break
     return []
+
+
+def shard_names(name: str) -> list[str]:
+    """All shards of the split model that the file belongs to, or the file alone. `/` separates folders."""
+    folder, _, base = name.rpartition("/")
+    shard = SHARD.match(base)
+    if not shard:
+        return [name]
+    prefix = f"{folder}/" if folder else ""
+    total = int(shard["total"])
+    return [f"{prefix}{shard['stem']}-{number:05d}-of-{total:05d}.gguf" for number in range(1, total + 1)]
+
+
+def tensor_places(path: Path) -> dict[str, TensorPlace]:
+    """The tensors of one file by name, offsets from the start of the file. Raises `ModelLoadError` for a damaged one."""
+    try:
+        with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+            reader, alignment = GgufReader(data, str(path)), 32  # GGUF_DEFAULT_ALIGNMENT
+            for _ in range(reader.n_pairs):
+                if reader.string() == b"general.alignment":
+                    alignment = reader.number() or alignment
+                else:
+                    reader.skip_value()
+            found = dict(reader.tensor() for _ in range(reader.n_tensors))
+            start = -(-reader.position // alignment) * alignment
+    except (TokenizerError, OverflowError, struct.error, IndexError) as error:
+        raise ModelLoadError(f"{path} cannot be read: {error}", str(path)) from error
+    return {name: TensorPlace(place.shape, place.kind, start + place.offset) for name, place in found.items()}

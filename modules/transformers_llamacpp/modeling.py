@@ -19,7 +19,7 @@ from .engine import Engine, Usage
 from .errors import ClosedError, InvalidInputError, UnsupportedFeatureError
 from .files import HUB_ARGUMENTS, resolve_gguf
 from .generation import LlamaCppGenerationMixin, default_generation_config
-from .hidden import LastHiddenState
+from .hidden import ONLY_LAST, LastHiddenState
 from .native import NativeBackend, NativeModel, accepted_names, build
 from .request import GenerateStats, current_request
 from .rows import Feed
@@ -208,7 +208,7 @@ class LlamaCppForCausalLM(LlamaCppGenerationMixin, PreTrainedModel, GenerationMi
         labels: torch.Tensor | None = None,
         use_cache: bool | None = None,
         logits_to_keep: int | torch.Tensor = 0,
-        output_hidden_states: bool | None = None,
+        output_hidden_states: bool | str | None = None,
         output_attentions: bool | None = None,
         return_dict: bool | None = None,
         **kwargs: Any,
@@ -222,7 +222,12 @@ class LlamaCppForCausalLM(LlamaCppGenerationMixin, PreTrainedModel, GenerationMi
             inputs_embeds: float `(batch, length, hidden_size)` instead of `input_ids`.
             labels: int64 `(batch, length)`, -100 is ignored; the loss is transformers' own.
             logits_to_keep: the last `n` columns (0: all), or an index tensor of columns.
-            output_hidden_states: the last layer's output; see `LastHiddenState` for the others.
+            output_hidden_states: True gives `hidden_states`, `n_layer + 1` tensors `(batch, length, hidden_size)` with
+                zeros in masked columns: `[0]` what goes into the first layer, `[i]` into layer `i`, `[-1]` what comes out
+                of the last one after the final norm. Where llama.cpp does not show what is between the layers of an
+                architecture, all but `[-1]` raise `UnsupportedFeatureError` when they are looked at. "last" wants `[-1]`
+                only, which costs less: the first call with True makes the context again (see `Backend.record_layers`), the
+                prompts of a batch are evaluated one after the other, and the states are held twice while they are sorted.
 
         Returns:
             `CausalLMOutputWithPast`; logits float32 `(batch, kept, vocab_size)` on the device of the input. A masked
@@ -254,6 +259,7 @@ class LlamaCppForCausalLM(LlamaCppGenerationMixin, PreTrainedModel, GenerationMi
         try:
             feed, past_mask = self.read_input(input_ids, inputs_embeds, attention_mask, past, logits_to_keep)
             feed.want_hidden = bool(output_hidden_states)
+            missing = self._want_layers(feed, output_hidden_states)
             _check_positions(kwargs.get("position_ids"), attention_mask, past, feed)
             rows, vectors = self._feed(past, feed, past_mask, own)
             logits = torch.from_numpy(rows)
@@ -268,12 +274,23 @@ class LlamaCppForCausalLM(LlamaCppGenerationMixin, PreTrainedModel, GenerationMi
             raise
         hidden = None
         if vectors is not None:
-            hidden = LastHiddenState(torch.from_numpy(vectors).to(source.device), self.config.num_hidden_layers)
+            hidden = _hidden_states(feed, vectors, missing, self.config.num_hidden_layers, source.device)
         if own and use_cache is False:
             past.close()
             past = None
         output = compat.model_output(loss, logits, past, hidden)
         return output.to_tuple() if return_dict is False else output
+
+    def _want_layers(self, feed: Feed, output_hidden_states: bool | str | None) -> str | None:
+        """Ask for all layers' inputs too, where they are wanted and can be had; else the reason why they are missing."""
+        if output_hidden_states is not True:
+            if output_hidden_states not in (None, False, "last"):
+                raise InvalidInputError(f'output_hidden_states={output_hidden_states!r}; True, False and "last" can be')
+            return ONLY_LAST
+        if (problem := self.engine.no_layers()) is not None:
+            return str(problem)
+        feed.want_layers = tuple(range(self.config.num_hidden_layers))
+        return None
 
     def _feed(
         self, past: LlamaCppCache, feed: Feed, past_mask: npt.NDArray[np.bool_] | None, own: bool
@@ -281,13 +298,18 @@ class LlamaCppForCausalLM(LlamaCppGenerationMixin, PreTrainedModel, GenerationMi
         request = current_request.get()
         if request is None:
             return past.feed(feed, past_mask, Usage())
+        if request.want_layers and not feed.want_layers:
+            feed.want_layers = request.want_layers
         guided = request.guidance is not None and not own and request.guidance.guides(past)
         store = request.guidance.feed if guided else past.feed
         if request.prompt_done is not None:
-            return store(feed, past_mask, request.usage)
+            answer = store(feed, past_mask, request.usage)
+            request.layers = feed.layers
+            return answer
         feed.progress, feed.n_batch = request.prompt_progress, request.n_batch
         feed.hidden_from = request.hidden_known
         answer = store(feed, past_mask, request.usage)
+        request.layers = feed.layers
         request.prompt_finished(past.n_tokens + (past.companion.n_tokens if past.companion is not None else 0))
         return answer
 
@@ -340,6 +362,15 @@ class LlamaCppForCausalLM(LlamaCppGenerationMixin, PreTrainedModel, GenerationMi
         raise InvalidInputError(
             f"token id {ids[bad][0]} is outside the vocabulary 0 .. {self.config.vocab_size - 1}"
         )
+
+
+def _hidden_states(
+    feed: Feed, last: npt.NDArray[np.float32], missing: str | None, n_layer: int, device: torch.device
+) -> tuple[torch.Tensor, ...]:
+    final = torch.from_numpy(last).to(device)
+    if missing is not None or feed.layers is None:
+        return LastHiddenState(final, n_layer, missing or ONLY_LAST)
+    return (*(torch.from_numpy(states).to(device) for states in feed.layers), final)
 
 
 def _free(engine: Engine, native: NativeModel) -> None:

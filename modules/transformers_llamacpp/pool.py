@@ -390,15 +390,25 @@ class SequencePool:
             return False
         try:
             self.backend.grow(min(limit, max(2 * old, len(busy))))
-        except StateError:  # a new context that came up empty: evaluate again what is needed
-            self._free = list(range(self.backend.limits.n_seq_max - 1, -1, -1))
-            for sequence in self.sequences:
-                sequence.seq_id = None
-            for sequence in [s for s in self.sequences if not s.held and s.state is None]:
-                self.close(sequence)
+        except StateError:
+            self._came_up_empty()
             return True
         self._free = [*range(self.backend.limits.n_seq_max - 1, old - 1, -1), *self._free]
         return True
+
+    def record_layers(self, on: bool) -> None:
+        """See `Backend.record_layers`; what a new context lost is evaluated again when it is needed."""
+        try:
+            self.backend.record_layers(on)
+        except StateError:
+            self._came_up_empty()
+
+    def _came_up_empty(self) -> None:
+        self._free = list(range(self.backend.limits.n_seq_max - 1, -1, -1))
+        for sequence in self.sequences:
+            sequence.seq_id = None
+        for sequence in [s for s in self.sequences if not s.held and s.state is None]:
+            self.close(sequence)
 
     @staticmethod
     def _check_can_evaluate_again(sequence: Sequence, length: int) -> None:

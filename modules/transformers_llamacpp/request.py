@@ -10,6 +10,9 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
+
 from .engine import Progress, Usage
 
 __all__ = ["GenerateStats", "Request", "current_request"]
@@ -64,6 +67,10 @@ class Request:
     """The unconditional side of the call (`decoding/guidance.py`)."""
     negative_row: int = 0
     """Tokens of the longest negative prompt, padding left out."""
+    want_layers: tuple[int, ...] = ()
+    """The layers whose inputs a decoding method wants from the next forward pass, at the columns whose logits it wants."""
+    layers: list[npt.NDArray[np.float32]] | None = None
+    """The answer: for each of them float32 `(rows, kept columns, width)`."""
     drafted_tokens: int = 0
     accepted_tokens: int = 0
 

@@ -36,6 +36,12 @@ class Feed:
     hidden_from: list[int] | None = None
     """With `want_hidden`: for each row the first token whose hidden state is wanted; `None` for all of them. Those
     before it come back as zeros, and may be reused from memory."""
+    want_layers: tuple[int, ...] = ()
+    """The layers whose inputs are wanted, ascending: at the columns of the hidden states with `want_hidden`, else at
+    `kept`."""
+    layers: list[npt.NDArray[np.float32]] | None = None
+    """The answer to `want_layers`: for each of them `(rows, columns or len(kept), width)`, with zeros where `feed` says
+    so."""
     progress: Progress | None = None
     n_batch: int | None = None
 
@@ -84,7 +90,7 @@ class Answer:
 def feed(engine: Engine, sequences: list[Sequence | None], new: Feed, usage: Usage) -> Answer:
     """Store the new columns in the rows' sequences (`None`: a new text, which may start from a prefix in memory).
 
-    All or nothing: after an exception the given sequences hold what they held.
+    `new.layers` is filled in. All or nothing: after an exception the given sequences hold what they held.
     """
     return feed_together(engine, [(sequences, new)], usage)[0]
 
@@ -122,6 +128,8 @@ def feed_together(engine: Engine, parts: list[tuple[list[Sequence | None], Feed]
     answers, at = [], 0
     for group, (_, new) in zip(groups, parts, strict=True):
         mine = ready[at : at + len(group)]
+        if new.want_layers:
+            new.layers = _layers(group, new)
         answers.append(Answer(mine, _logits(engine, group, new), _hidden(engine, group, new)))
         at += len(group)
     return answers
@@ -191,7 +199,7 @@ def _wave(engine: Engine, rows: list[_Row], sequences: list[Sequence], chosen: l
             row.job = Job(sequences[index], row.tokens[row.offset :], row.outputs[row.offset :], embeds, scored)
             jobs.append(row.job)
     if jobs:
-        engine.evaluate(jobs, usage, new.want_hidden, new.progress, new.n_batch)
+        engine.evaluate(jobs, usage, new.want_hidden, new.progress, new.n_batch, new.want_layers)
 
 
 def _follow(
@@ -243,3 +251,23 @@ def _hidden(engine: Engine, rows: list[_Row], new: Feed) -> npt.NDArray[np.float
             columns = np.arange(new.n_columns) if row.columns is None else row.columns
             answer[index, columns[row.outputs != 0]] = row.job.embeddings
     return answer
+
+
+def _layers(rows: list[_Row], new: Feed) -> list[npt.NDArray[np.float32]]:
+    known = [row for row in rows if row.job is not None and row.job.layers is not None]
+    width = known[0].job.layers.shape[-1] if known else 0  # type: ignore[union-attr]
+    places = new.n_columns if new.want_hidden else len(new.kept)
+    answers = [np.zeros((len(rows), places, width), np.float32) for _ in new.want_layers]
+    for index, row in enumerate(rows):
+        if row.job is None or row.job.layers is None:
+            continue
+        if new.want_hidden:
+            at: npt.NDArray[np.intp] = np.arange(len(row.job.layers))
+            columns = np.arange(new.n_columns) if row.columns is None else row.columns
+            to: npt.NDArray[np.intp] = columns[row.outputs != 0]
+        else:
+            to = np.flatnonzero(row.source >= 0)
+            at = np.cumsum(row.outputs, dtype=np.intp)[row.source[to]] - 1
+        for number, answer in enumerate(answers):
+            answer[index, to] = row.job.layers[at, number]
+    return answers

@@ -63,7 +63,8 @@ class FakeBackend:
     ) -> None:
         self._limits = Limits(
             n_vocab=n_vocab, n_embd=4, n_embd_inp=4, n_layer=2, n_ctx_train=n_cells, n_cells=n_cells, n_batch=n_batch,
-            n_seq_max=n_seq_max, n_seq_limit=n_seq_limit, n_outputs=n_outputs, n_swa=window, recurrent=recurrent,
+            n_ubatch=n_batch, n_seq_max=n_seq_max, n_seq_limit=n_seq_limit, n_outputs=n_outputs, n_swa=window,
+            recurrent=recurrent,
         )  # fmt: skip
         self.cells: list[_Cell] = []
         self.decodes = 0
@@ -71,6 +72,9 @@ class FakeBackend:
         self.closed = False
         self._rows = np.empty((n_outputs, n_vocab), np.float32)
         self._n_rows = 0
+        self.records_layers = False
+        self.remade = 0
+        self._layers: tuple[int, ...] = ()
         self._failure: tuple[int, int] | None = None
         self._grow_failure: bool | None = None
 
@@ -96,6 +100,10 @@ class FakeBackend:
         assert batch.n_outputs == int(np.count_nonzero(batch.outputs))
         self._rows.fill(np.nan)  # whoever kept a view of the last answer now sees it
         self._n_rows = 0
+        self._layers = batch.layers
+        if batch.layers:
+            assert self.records_layers and list(batch.layers) == sorted(set(batch.layers))
+            assert len(set(batch.seq_ids.tolist())) in (1, batch.n_tokens), "llama.cpp may reorder these tokens"
         self._check(batch)
         if len(self.cells) + batch.n_tokens > self._limits.n_cells:
             return DecodeStatus.NO_SLOT
@@ -122,6 +130,18 @@ class FakeBackend:
 
     def embeddings(self, n_outputs: int) -> npt.NDArray[np.float32]:
         return self.logits(n_outputs)[:, : self._limits.n_embd]
+
+    def layers(self, n_outputs: int) -> npt.NDArray[np.float32]:
+        """Of layer `i`: the last hidden state plus `i + 1`."""
+        return self.embeddings(n_outputs)[:, None] + np.array(self._layers, np.float32)[:, None] + 1
+
+    def record_layers(self, on: bool) -> None:
+        if on != self.records_layers:
+            self.records_layers, self.remade = on, self.remade + 1
+            lost, self._grow_failure = self._grow_failure, None
+            if lost:
+                self.clear()
+                raise StateError("told to come up empty")
 
     def seq_remove(self, seq_id: int, p0: int, p1: int) -> bool:
         first, last = self.pos_min(seq_id), self.pos_max(seq_id)

@@ -75,7 +75,7 @@ def test_the_last_hidden_state_equals_pytorchs(model: Any, torch_reference: Any)
     ids, mask = padded([A, B], "left")
     with torch.no_grad():
         expected = torch_reference(ids, attention_mask=mask, output_hidden_states=True).hidden_states
-    output = model(ids, attention_mask=mask, output_hidden_states=True)
+    output = model(ids, attention_mask=mask, output_hidden_states="last")
     assert len(output.hidden_states) == len(expected) == 31
     got = output.hidden_states[-1]
     assert got.shape == expected[-1].shape
@@ -100,14 +100,15 @@ def test_a_plain_call_after_hidden_states_is_plain(model: Any, logits: Any) -> N
 
 
 @pytest.mark.parametrize("layer", [0, 1, 15, 29, -2, -31])
-def test_other_hidden_states_are_an_error_and_no_zeros(model: Any, layer: int) -> None:
-    states = model(torch.tensor([A]), output_hidden_states=True).hidden_states
-    with pytest.raises(UnsupportedFeatureError):
+def test_where_only_the_last_was_wanted_others_are_an_error_and_no_zeros(model: Any, layer: int) -> None:
+    states = model(torch.tensor([A]), output_hidden_states="last").hidden_states
+    with pytest.raises(UnsupportedFeatureError, match="last"):
         states[layer]
 
 
-def test_going_through_all_hidden_states_is_an_error(model: Any) -> None:
-    states = model(torch.tensor([A]), output_hidden_states=True).hidden_states
+def test_going_through_all_hidden_states_is_an_error_then(model: Any) -> None:
+    states = model(torch.tensor([A]), output_hidden_states="last").hidden_states
+    assert len(states) == 31
     with pytest.raises(UnsupportedFeatureError):
         list(states)
     with pytest.raises(IndexError):

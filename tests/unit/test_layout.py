@@ -16,7 +16,7 @@ ENGINE = ROOT / "modules" / "transformers_llamacpp"
 
 LAYERS = (
     {"errors", "options", "batch"},
-    {"backend", "gguf_reader"},
+    {"backend", "gguf_reader", "output_head"},
     {"native", "testing"},
     {"sequence"},
     {"pool", "recall"},
@@ -38,10 +38,11 @@ ONLY_IN = {
     "uvicorn": ("server",),
     "gradio": ("server",),
     "argparse": ("cli",),
+    "gguf": ("output_head",),
 }
 """Libraries, and the only modules that may import them."""
 
-NO_TORCH = {"errors", "options", "batch", "backend", "native", "sequence", "pool", "engine", "testing"}
+NO_TORCH = {"errors", "options", "batch", "backend", "native", "sequence", "pool", "engine", "testing", "output_head"}
 """The engine proper speaks numpy."""
 
 

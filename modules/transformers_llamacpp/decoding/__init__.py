@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from . import beams, constrained, contrastive
+from . import beams, constrained, contrastive, dola
 from .constraints import Constraint, DisjunctiveConstraint, PhrasalConstraint
 from .guidance import Guidance, GuidanceProcessor
 from .speculation import Speculation
@@ -41,15 +41,17 @@ class Method:
 
 
 METHODS = (
+    Method("DoLa", dola.wants, dola.check, dola.dola_decoding),
     Method("constrained beam search", constrained.wants, constrained.check, constrained.constrained_beam_search),
     Method("group beam search", beams.wants, beams.check, beams.group_beam_search),
     Method("contrastive search", contrastive.wants, contrastive.check, contrastive.contrastive_search),
 )
-"""The first that is wanted runs; the order is that of transformers' `get_generation_mode`."""
+"""The first that is wanted runs; the order is that of transformers' `get_generation_mode`, but for DoLa, which is an error
+together with any of the others."""
 
 SETTINGS = (
     "penalty_alpha", "num_beam_groups", "diversity_penalty", "constraints", "force_words_ids", "prompt_lookup_num_tokens",
-    "assistant_early_exit", "use_mtp",
+    "assistant_early_exit", "use_mtp", "dola_layers",
 )  # fmt: skip
 """Where all of these are unset, no config has to be prepared to know that transformers' own loops run."""
 

@@ -20,6 +20,7 @@ from ..sequence import Sequence
 __all__ = ["Candidates"]
 
 Floats = npt.NDArray[np.float32]
+_NONE: Floats = np.empty((0, 0, 0), np.float32)
 
 
 class Candidates:
@@ -28,12 +29,20 @@ class Candidates:
     All go into one `llama_decode`. Where the forks find no room (KV cells, sequence ids), the candidates of a row take
     turns in its own sequence instead: more decodes, the same numbers.
 
-    `logits[row]` is float32 `(k, n_vocab)`, `hidden[row]` the last hidden state, float32 `(k, n_embd)`. Then `keep`
-    must be called. After an exception the cache is what it was.
+    `logits[row]` is float32 `(k, n_vocab)`, `hidden[row]` the last hidden state, float32 `(k, n_embd)`, and `states[row]`
+    what goes into `layers`, float32 `(k, len(layers), width)`. Then `keep` must be called. After an exception the cache
+    is what it was.
     """
 
-    def __init__(self, engine: Engine, cache: LlamaCppCache, tokens: List[npt.NDArray[np.int32]], usage: Usage) -> None:
-        self._engine, self._cache, self._tokens, self._usage = engine, cache, tokens, usage
+    def __init__(
+        self,
+        engine: Engine,
+        cache: LlamaCppCache,
+        tokens: List[npt.NDArray[np.int32]],
+        usage: Usage,
+        layers: tuple[int, ...] = (),
+    ) -> None:
+        self._engine, self._cache, self._tokens, self._usage, self._layers = engine, cache, tokens, usage, layers
         self._rows = cache.sequences
         self._forks: list[list[Sequence]] | None = None
         try:
@@ -55,12 +64,13 @@ class Candidates:
                 [_one(fork, token) for fork, token in zip(mine, tokens, strict=True)]
                 for mine, tokens in zip(forks, self._tokens, strict=True)
             ]
-            engine.evaluate([job for mine in jobs for job in mine], self._usage, want_embeddings=True)
+            everything = [job for mine in jobs for job in mine]
+            engine.evaluate(everything, self._usage, want_embeddings=True, layers=self._layers)
         except BaseException:
             engine.discard([fork for mine in forks for fork in mine[1:]])
             raise
         self._forks = forks
-        self.logits, self.hidden = [_logits(mine) for mine in jobs], [_hidden(mine) for mine in jobs]
+        self._take(jobs)
 
     def _in_turn(self) -> None:
         engine = self._engine
@@ -71,11 +81,15 @@ class Candidates:
                 for row, tokens in enumerate(self._tokens)
                 if turn < len(tokens)
             ]
-            engine.evaluate([job for _, job in now], self._usage, want_embeddings=True)
+            engine.evaluate([job for _, job in now], self._usage, want_embeddings=True, layers=self._layers)
             for row, job in now:
                 engine.truncate(job.sequence, len(job.sequence) - 1)
                 jobs[row].append(job)
+        self._take(jobs)
+
+    def _take(self, jobs: list[list[Job]]) -> None:
         self.logits, self.hidden = [_logits(mine) for mine in jobs], [_hidden(mine) for mine in jobs]
+        self.states = [np.concatenate([job.layers for job in mine if job.layers is not None] or [_NONE]) for mine in jobs]
 
     def keep(self, picks: List[int]) -> None:
         """Row `i` goes on with `tokens[i][picks[i]]`; the others are forgotten, and their cells are free at once."""

@@ -71,6 +71,7 @@ def contrastive_search(
     cache = model_kwargs[compat.CACHE_NAME]
     alpha, k = generation_config.penalty_alpha, generation_config.top_k
     trace = Trace(generation_config)
+    layers = _layers(model, trace, generation_config)
     logits, hidden, histories = _read_prompt(model, input_ids, generation_config, model_kwargs, cache)
     rows = Rows(input_ids.shape[0], generation_config, stopping_criteria)
     while True:
@@ -78,7 +79,7 @@ def contrastive_search(
         scores = logits_processor(input_ids, logits)
         trace.add(scores, raw, hidden)
         tokens, probabilities = _propose(scores, k, rows)
-        candidates = Candidates(engine, cache, tokens, usage)
+        candidates = Candidates(engine, cache, tokens, usage, layers)
         picks = [
             int(np.argmax((1 - alpha) * p - alpha * history.similarity(vectors))) if len(p) > 1 else 0
             for p, history, vectors in zip(probabilities, histories, candidates.hidden, strict=True)
@@ -88,7 +89,8 @@ def contrastive_search(
         for history, vector in zip(histories, vectors, strict=True):
             history.append(vector[None])
         logits = torch.from_numpy(np.stack([mine[pick] for mine, pick in zip(candidates.logits, picks, strict=True)]))
-        hidden = LastHiddenState(torch.from_numpy(vectors[:, None]), model.config.num_hidden_layers)
+        states = [mine[pick] for mine, pick in zip(candidates.states, picks, strict=True)] if layers else []
+        hidden = _hidden_states(vectors, states, model.config.num_hidden_layers)
         new = [int(mine[pick]) for mine, pick in zip(tokens, picks, strict=True)]
         if request.guidance is not None:
             request.guidance.follow(np.array(new, np.int32), usage)
@@ -106,6 +108,23 @@ def contrastive_search(
     if cache_survives(cache, generation_config):
         cache.truncate(cache.get_seq_length() - 1)  # every other method leaves the last token to the next call
     return trace.output(input_ids, cache)
+
+
+def _layers(model: Any, trace: Trace, config: Any) -> tuple[int, ...]:
+    """The layers whose inputs the caller wants to see of each step."""
+    if trace.hidden is None or config.output_hidden_states is not True or model.engine.no_layers() is not None:
+        return ()
+    return tuple(range(model.config.num_hidden_layers))
+
+
+def _hidden_states(
+    last: npt.NDArray[np.float32], states: list[npt.NDArray[np.float32]], n_layer: int
+) -> tuple[torch.Tensor, ...]:
+    """The `hidden_states` of one step: each row's `last` `(rows, n_embd)`, and `(layers, width)` where there are any."""
+    final = torch.from_numpy(last[:, None])
+    if not states:
+        return LastHiddenState(final, n_layer)
+    return (*torch.from_numpy(np.stack(states, axis=1)[:, :, None]).unbind(), final)
 
 
 def _propose(
@@ -138,7 +157,8 @@ def _read_prompt(
         histories = _known(engine, input_ids, model_kwargs, config)
         request.hidden_known = [len(history) for history in histories]
     try:
-        outputs = first_step(model, input_ids, config, model_kwargs | {"output_hidden_states": True})
+        wanted = config.output_hidden_states or "last"
+        outputs = first_step(model, input_ids, config, model_kwargs | {"output_hidden_states": wanted})
     finally:
         request.hidden_known = None
     if len(histories) < cache.batch_size:  # equal rows went on from one row of the cache, and share its past

@@ -7,6 +7,7 @@ before the call, and every return value is read.
 from __future__ import annotations
 
 import ctypes
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,9 @@ import numpy.typing as npt
 
 from ..backend import DecodeStatus, Limits
 from ..batch import Batch
-from ..errors import ClosedError, DecodeError, ModelLoadError, OptionError, StateError
+from ..errors import ClosedError, DecodeError, ModelLoadError, OptionError, StateError, UnsupportedFeatureError
+from .graph import no_layers
+from .layers import LayerRecorder
 from .library import llama_cpp, recent_errors
 from .model import NativeModel
 from .params import KV_TYPES
@@ -40,6 +43,8 @@ class NativeBackend:
         self._memory: Any = None
         self._rows: npt.NDArray[np.intp] | None = None
         self._n_tokens = 0
+        self._recorder: LayerRecorder | None = None
+        self._no_layers: tuple[str, str | None] | None = None
         source = model.params.context
         self._params = type(source).from_buffer_copy(source)  # a copy of its own; model.params keeps what it points to
         self._params.n_ctx = -(-n_cells // CELL_PADDING) * CELL_PADDING
@@ -53,8 +58,11 @@ class NativeBackend:
 
     # -- making and freeing ------------------------------------------------------------------------------------
 
-    def _make(self, n_seq_max: int) -> None:
+    def _make(self, n_seq_max: int, recorder: LayerRecorder | None = None) -> None:
         params = self._params
+        if recorder is not None or self._recorder is not None:  # a `cb_eval` of the user's own stays
+            params.cb_eval = type(params.cb_eval)() if recorder is None else recorder.callback
+        self._recorder = recorder
         params.n_seq_max = n_seq_max
         # llama.cpp asserts room for one row of logits per sequence; our decodes stay as small as was asked for
         params.n_batch = max(self._n_batch, n_seq_max)
@@ -128,6 +136,7 @@ class NativeBackend:
             n_ctx_train=model.n_ctx_train,
             n_cells=int(llama_cpp.llama_n_ctx(context)),
             n_batch=n_batch,
+            n_ubatch=min(int(llama_cpp.llama_n_ubatch(context)), n_batch),
             n_seq_max=int(llama_cpp.llama_n_seq_max(context)),
             n_seq_limit=limit,
             n_outputs=min(rows, n_batch),
@@ -201,17 +210,37 @@ class NativeBackend:
         # with embeddings on llama.cpp makes every token of the batch an output row, whatever was asked for
         self._rows = np.flatnonzero(batch.outputs) if self._embeddings_on and batch.n_outputs < n else None
         self._n_tokens = n
-        status = int(llama_cpp.llama_decode(self._context, native))
+        with self._recording(batch):
+            status = int(llama_cpp.llama_decode(self._context, native))
         if 0 <= status <= 2:
             return DecodeStatus(status)
         reason = "the batch is invalid" if status == -1 else "the computation failed"
         raise DecodeError(f"llama_decode returned {status}: {reason} ({n} tokens)", status)
+
+    def _recording(self, batch: Batch) -> AbstractContextManager[None]:
+        if self._recorder is None:
+            if batch.layers:
+                raise DecodeError("layers are asked of a context that does not record them", -1)
+            return nullcontext()
+        if not batch.layers:
+            self._recorder.forget()
+            return nullcontext()
+        n = batch.n_tokens
+        if n > self._limits.n_ubatch or len(np.unique(batch.seq_ids)) not in (1, n):
+            # llama.cpp might cut it, or take its tokens in another order
+            raise DecodeError(f"the layers of {n} tokens of several sequences cannot be told apart", -1)
+        return self._recorder.recording(batch.layers, np.flatnonzero(batch.outputs), n, batch.embeds)
 
     def logits(self, n_outputs: int) -> npt.NDArray[np.float32]:
         return self._view(llama_cpp.llama_get_logits, n_outputs, self._limits.n_vocab)
 
     def embeddings(self, n_outputs: int) -> npt.NDArray[np.float32]:
         return self._view(llama_cpp.llama_get_embeddings, n_outputs, self._limits.n_embd)
+
+    def layers(self, n_outputs: int) -> npt.NDArray[np.float32]:
+        if self._recorder is None:
+            raise DecodeError("this context does not record layers", -1)
+        return self._recorder.states()
 
     def _view(self, function: Any, rows: int, columns: int) -> npt.NDArray[np.float32]:
         address = ctypes.cast(function(self._context), ctypes.c_void_p).value
@@ -267,14 +296,44 @@ class NativeBackend:
         old = self._limits.n_seq_max
         if not old < n_seq_max <= self._limits.n_seq_limit:
             raise IndexError(f"n_seq_max={n_seq_max} is outside {old + 1} .. {self._limits.n_seq_limit}")
+        self._make_again(n_seq_max, self._recorder)
+
+    @property
+    def records_layers(self) -> bool:
+        return self._recorder is not None
+
+    def record_layers(self, on: bool) -> None:
+        if on == self.records_layers:
+            return
+        if not on:
+            self._make_again(self._limits.n_seq_max, None)
+            return
+        if self._no_layers is not None:
+            raise UnsupportedFeatureError(*self._no_layers)
+        try:
+            if self._params.cb_eval:
+                raise no_layers("cb_eval is set, and llama.cpp takes one callback")
+            recorder = LayerRecorder(self.model.n_layer, self.model.n_embd)
+            self._make_again(self._limits.n_seq_max, recorder)
+        except UnsupportedFeatureError as error:
+            self._no_layers = str(error), error.feature
+            raise
+
+    def _make_again(self, n_seq_max: int, recorder: LayerRecorder | None) -> None:
+        """A context with these properties that holds what this one holds. Where it cannot be made, nothing changes."""
+        before = self._limits.n_seq_max, self._recorder
         size = int(llama_cpp.llama_state_get_size(self._context))
         buffer = (ctypes.c_uint8 * size)()
         written = int(llama_cpp.llama_state_get_data(self._context, buffer, size))
         self.close()
         try:
-            self._make(n_seq_max)
-        except ModelLoadError:
-            self._make(old)
+            self._make(n_seq_max, recorder)
+            if recorder is not None and recorder is not before[1]:
+                recorder.learn(self.decode, min(2, self._limits.n_ubatch))
+                self.clear()
+        except BaseException:  # also an interrupt while a recorder learns: what is held must not be lost to it
+            self.close()
+            self._make(*before)
             self._restore(buffer, written)
             raise
         self._restore(buffer, written)

@@ -1,0 +1,238 @@
+"""Hidden states between the layers, without a model: which nodes are believed, and how the engine asks for them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from transformers_llamacpp.batch import Job, plan
+from transformers_llamacpp.engine import PLAIN_CALLS, Engine, Usage
+from transformers_llamacpp.errors import DecodeError, UnsupportedFeatureError
+from transformers_llamacpp.native.graph import Node, layer_inputs
+from transformers_llamacpp.native.layers import LayerRecorder
+from transformers_llamacpp.rows import Feed, feed
+from unit.naive import expected_logits, ids, job, make
+
+A, B = [5, 6, 7, 8, 9], [3, 4]
+
+
+# -- the graph -------------------------------------------------------------------------------------------------------
+
+
+def graph(*more: Node, without: tuple[str, ...] = ()) -> list[Node]:
+    """Three layers as llama.cpp names them; `more` take the place of nodes with their name."""
+    nodes = [
+        Node("embd", True, ("token_embd.weight", "inp_tokens")),
+        Node("norm-0", True, ("embd",)),
+        Node("Qcur-0", True, ("norm-0",)),
+        Node("l_out-0", True, ("norm-0", "embd")),
+        Node("norm-1", True, ("l_out-0",)),
+        Node("Kcur-1 (view)", False, ("norm-1",)),
+        Node("l_out-1", True, ("norm-1", "l_out-0")),
+        Node("norm-2", True, ("l_out-1",)),
+        Node("node_77", False, ("l_out-1", "inp_out_ids")),
+        Node("l_out-2", False, ("norm-2", "node_77")),
+        Node("result_norm", False, ("l_out-2",)),
+    ]
+    changed = {node.name: node for node in more}
+    return [changed.get(node.name, node) for node in nodes if node.name not in without]
+
+
+def test_the_inputs_of_three_layers() -> None:
+    assert layer_inputs(graph(), 3) == ["embd", "l_out-0", "l_out-1"]
+
+
+def test_layer_0_reads_what_was_made_of_the_embeddings() -> None:
+    nodes = [Node("embd", True, ()), Node("inp_scaled", True, ("embd",)), *graph(Node("norm-0", True, ("inp_scaled",)))[1:]]
+    assert layer_inputs(nodes, 3)[0] == "inp_scaled"
+
+
+def test_names_of_copies_on_other_devices() -> None:
+    nodes = graph(Node("norm-0", True, ("CUDA0#embd#0",)), Node("norm-1", True, ("CUDA1#l_out-0#0",)))
+    assert layer_inputs(nodes, 3) == ["embd", "l_out-0", "l_out-1"]
+
+
+@pytest.mark.parametrize(
+    ("nodes", "reason"),
+    [
+        (graph(without=("l_out-1",)), "0 nodes 'l_out-1'"),
+        ([*graph(), Node("l_out-0", True, ())], "2 nodes 'l_out-0'"),
+        (graph(Node("l_out-0", False, ())), "'l_out-0' of this architecture is no hidden state"),
+        (graph(Node("norm-2", True, ("l_out-0",))), "layer 2 of this architecture does not read 'l_out-1'"),
+        (graph(without=("embd",)), "first layer"),
+        (graph(Node("embd", False, ())), "first layer"),
+        (graph(Node("norm-0", True, ("other",)), without=("l_out-0",)), "first layer"),
+        ([Node("embd", True, ()), *graph()], "first layer"),
+        ([Node("node_3", True, ()), *graph(Node("norm-0", True, ("node_3",)), without=("embd", "l_out-0"))], "first layer"),
+        ([], "first layer"),
+    ],
+    ids=["missing", "twice", "shape", "not read", "no start", "start's shape", "other start", "two starts", "unnamed", "empty"],
+)
+def test_a_graph_that_is_not_believed(nodes: list[Node], reason: str) -> None:
+    with pytest.raises(UnsupportedFeatureError, match=reason) as error:
+        layer_inputs(nodes, 3)
+    assert "hidden_states[-1]" in str(error.value) and error.value.feature == "output_hidden_states"
+
+
+# -- the recorder ----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def recorder() -> LayerRecorder:
+    recorder = LayerRecorder(3, 4)
+    recorder._names = [b"embd", b"l_out-0", b"l_out-1"]
+    return recorder
+
+
+def test_a_layer_that_did_not_come_is_an_error(recorder: LayerRecorder) -> None:
+    with recorder.recording((0, 1), np.array([0]), 2, None):
+        pass
+    with pytest.raises(UnsupportedFeatureError, match="parts"):
+        recorder.states()
+    recorder.forget()
+    with pytest.raises(UnsupportedFeatureError, match="did not record"):
+        recorder.states()
+
+
+def test_a_callback_that_was_cut_short_is_no_answer(recorder: LayerRecorder) -> None:
+    """An exception before our own `try` makes ggml skip the rest of the graph without a word."""
+    with pytest.raises(DecodeError, match="interrupted"), recorder.recording((0,), np.array([0]), 2, None):
+        recorder._wanted[0] += 1  # asked about, and never told that it is done
+
+
+# -- the engine ------------------------------------------------------------------------------------------------------
+
+
+def states(text: list[int], layers: tuple[int, ...], engine: Engine) -> np.ndarray:
+    """What the fake says of the last token of `text`: `(layers, 4)`."""
+    last = expected_logits(text, engine.backend)[:4]  # type: ignore[arg-type]
+    return last[None] + np.array(layers, np.float32)[:, None] + 1
+
+
+@pytest.mark.parametrize("recurrent", [False, True])
+@pytest.mark.parametrize("n_batch", [2, 8])
+def test_jobs_get_their_layers(n_batch: int, recurrent: bool) -> None:
+    engine = make(n_batch=n_batch, recurrent=recurrent)
+    jobs = [job(engine.new(), A, [0, 3, 4]), job(engine.new(), B)]
+    engine.evaluate(jobs, Usage(), layers=(0, 2))
+    for one, text, outputs in zip(jobs, (A, B), ([0, 3, 4], [1]), strict=True):
+        assert one.layers is not None and one.layers.shape == (len(outputs), 2, 4)
+        for row, at in enumerate(outputs):
+            np.testing.assert_array_equal(one.layers[row], states(text[: at + 1], (0, 2), engine))
+    step = [job(one.sequence, [2]) for one in jobs]
+    usage = Usage()
+    engine.evaluate(step, usage, layers=(1,))
+    assert usage.decode_calls == (2 if recurrent else 1)
+    for one, text in zip(step, (A, B), strict=True):
+        assert one.layers is not None
+        np.testing.assert_array_equal(one.layers[0], states([*text, 2], (1,), engine))
+    plain = job(jobs[0].sequence, [1])
+    engine.evaluate([plain], Usage())
+    assert plain.layers is None
+    engine.check()
+
+
+def test_alone_is_one_job_a_batch() -> None:
+    engine = make()
+    jobs = [job(engine.new(), text) for text in (A, B, A)]
+    for number, one in enumerate(jobs):
+        one.sequence.seq_id = number
+    assert [[piece.index for piece in pieces] for _, pieces in plan(jobs, 3, 8, alone=True)] == [[0], [0], [1], [2], [2]]
+    assert [[piece.index for piece in pieces] for _, pieces in plan(jobs, 8, 8)] == [[0, 1, 2], [2]]
+
+
+def test_the_context_changes_when_layers_are_wanted_and_when_they_are_not_for_long() -> None:
+    engine = make(n_ctx=400, n_cells=400)
+    backend: Any = engine.backend
+    sequence = engine.new()
+    engine.evaluate([job(sequence, A)], Usage())
+    assert not backend.records_layers and backend.remade == 0
+    for _ in range(2):
+        engine.evaluate([job(sequence, [1])], Usage(), layers=(0,))
+    assert backend.records_layers and backend.remade == 1
+    for calls in (PLAIN_CALLS, 1, PLAIN_CALLS):
+        for _ in range(calls):
+            engine.evaluate([job(sequence, [2])], Usage())
+        assert backend.records_layers
+        engine.evaluate([job(sequence, [1])], Usage(), layers=(0,))
+    for _ in range(PLAIN_CALLS + 1):
+        engine.evaluate([job(sequence, [2])], Usage())
+    assert not backend.records_layers and backend.remade == 2
+
+
+@pytest.mark.parametrize("layers", [(), (0, 1)], ids=str)
+def test_a_new_context_that_comes_up_empty(layers: tuple[int, ...]) -> None:
+    engine = make()
+    backend: Any = engine.backend
+    sequence = engine.new()
+    engine.evaluate([job(sequence, A)], Usage(), layers=() if layers else (0,))
+    engine._plain_calls = PLAIN_CALLS
+    backend.fail_grow(lost=True)
+    usage, done = Usage(), job(sequence, B)
+    engine.evaluate([done], usage, layers=layers)
+    assert usage.evaluated_tokens == len(A) + len(B) and backend.remade == (1 if layers else 2)
+    assert done.logits is not None
+    np.testing.assert_array_equal(done.logits[0], expected_logits(A + B, backend))
+    if layers:
+        assert done.layers is not None
+        np.testing.assert_array_equal(done.layers[0], states(A + B, layers, engine))
+    engine.check()
+
+
+# -- rows ------------------------------------------------------------------------------------------------------------
+
+
+def padded_feed(**kwargs: Any) -> Feed:
+    """`A` and twice `B`, on the left and on the right of their padding."""
+    rows = np.array([A, [0, 0, 0, *B], [*B, 0, 0, 0]], np.int32)
+    mask = np.array([[1] * 5, [0, 0, 0, 1, 1], [1, 1, 0, 0, 0]], np.bool_)
+    return Feed(rows, None, mask, kwargs.pop("kept", np.array([4])), 3, 5, **kwargs)
+
+
+def test_layers_of_all_columns() -> None:
+    engine = make()
+    new = padded_feed(want_hidden=True, want_layers=(0, 1))
+    hidden = feed(engine, [None] * 3, new, Usage()).hidden
+    assert hidden is not None and new.layers is not None and len(new.layers) == 2
+    for layer, answer in enumerate(new.layers):
+        assert answer.shape == (3, 5, 4)
+        np.testing.assert_array_equal(answer != 0, hidden != 0)
+        np.testing.assert_allclose(answer, np.where(hidden != 0, hidden + layer + 1, 0), rtol=1e-6)
+        for end in range(1, 6):
+            np.testing.assert_array_equal(answer[0, end - 1], states(A[:end], (layer,), engine)[0])
+
+
+@pytest.mark.parametrize("kept", [[4], [4, 0, 2]], ids=str)
+def test_layers_of_the_kept_columns(kept: list[int]) -> None:
+    engine = make()
+    new = padded_feed(want_layers=(1,), kept=np.array(kept))
+    feed(engine, [None] * 3, new, Usage())
+    assert new.layers is not None
+    [answer] = new.layers
+    assert answer.shape == (3, len(kept), 4)
+    texts = {0: (A[:1], None, B[:1]), 2: (A[:3], None, B), 4: (A, B, B)}
+    for place, column in enumerate(kept):
+        for row, text in enumerate(texts[column]):
+            expected = np.zeros(4) if text is None else states(text, (1,), engine)[0]
+            np.testing.assert_array_equal(answer[row, place], expected)
+
+
+def test_a_known_beginning_is_reused_where_its_layers_are_not_wanted() -> None:
+    engine = make()
+    sequences = feed(engine, [None], Feed(ids(*A)[None], None, None, np.array([4]), 1, 5), Usage()).sequences
+    engine.release(sequences)
+    for want_hidden, reused in ((False, 4), (True, 0)):
+        usage = Usage()
+        new = Feed(ids(*A)[None], None, None, np.array([4]), 1, 5, want_hidden=want_hidden, want_layers=(0,))
+        feed(engine, [None], new, usage)
+        assert usage.reused_tokens == reused and new.layers is not None
+        np.testing.assert_array_equal(new.layers[0][0, -1], states(A, (0,), engine)[0])
+
+
+def test_a_job_without_outputs_has_no_layers() -> None:
+    engine = make()
+    none = Job(engine.new(), ids(*A), np.zeros(5, np.int8))
+    engine.evaluate([none], Usage(), layers=(0,))
+    assert none.layers is None and none.logits is None
