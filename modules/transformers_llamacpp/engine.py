@@ -28,7 +28,7 @@ from .errors import (
 )
 from .pool import SequencePool
 from .recall import Recall
-from .sequence import EMBEDDED, Sequence
+from .sequence import EMBEDDED, Sequence, shared_prefix
 
 __all__ = ["Engine", "Usage"]
 
@@ -432,10 +432,3 @@ def _joined(parts: list[npt.NDArray[np.float32]]) -> npt.NDArray[np.float32] | N
     if not parts:
         return None
     return parts[0] if len(parts) == 1 else np.concatenate(parts)
-
-
-def shared_prefix(a: npt.NDArray[np.int32], b: npt.NDArray[np.int32]) -> int:
-    """Length of the longest common prefix of two token arrays; `EMBEDDED` equals nothing."""
-    n = min(len(a), len(b))
-    different = np.flatnonzero((a[:n] != b[:n]) | (a[:n] == EMBEDDED))
-    return int(different[0]) if len(different) else n

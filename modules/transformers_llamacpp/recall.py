@@ -11,7 +11,7 @@ import threading
 import numpy as np
 import numpy.typing as npt
 
-from .sequence import EMBEDDED
+from .sequence import EMBEDDED, shared_prefix
 
 __all__ = ["Recall"]
 
@@ -29,7 +29,7 @@ class Recall:
         with self._lock:
             best, length = -1, 0
             for index, (text, _) in enumerate(self._texts):
-                n = _shared(text, tokens)
+                n = shared_prefix(text, tokens)
                 if n > length:
                     best, length = index, n
             if best < 0:
@@ -49,9 +49,9 @@ class Recall:
         kept, text = vectors[:n].copy(), tokens[:n].copy()
         kept.setflags(write=False)
         with self._lock:
-            if any(_shared(old, text) == n for old, _ in self._texts):
+            if any(shared_prefix(old, text) == n for old, _ in self._texts):
                 return
-            self._texts = [(old, its) for old, its in self._texts if _shared(old, text) < len(old)]
+            self._texts = [(old, its) for old, its in self._texts if shared_prefix(old, text) < len(old)]
             self._texts.append((text, kept))
             while sum(its.nbytes for _, its in self._texts) > self.max_bytes:
                 del self._texts[0]
@@ -59,9 +59,3 @@ class Recall:
     def clear(self) -> None:
         with self._lock:
             self._texts.clear()
-
-
-def _shared(a: npt.NDArray[np.int32], b: npt.NDArray[np.int32]) -> int:
-    n = min(len(a), len(b))
-    different = np.flatnonzero(a[:n] != b[:n])
-    return int(different[0]) if len(different) else n

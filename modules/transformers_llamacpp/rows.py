@@ -11,9 +11,9 @@ import numpy as np
 import numpy.typing as npt
 
 from .batch import Job
-from .engine import Engine, Progress, Usage, shared_prefix
+from .engine import Engine, Progress, Usage
 from .errors import ClosedError, InvalidInputError, UnsupportedFeatureError
-from .sequence import EMBEDDED, Sequence
+from .sequence import EMBEDDED, Sequence, shared_prefix
 
 __all__ = ["Answer", "Feed", "feed", "feed_together"]
 

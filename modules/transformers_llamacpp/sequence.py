@@ -15,7 +15,7 @@ import numpy.typing as npt
 if TYPE_CHECKING:
     from .pool import SequencePool
 
-__all__ = ["EMBEDDED", "Sequence", "common_prefix"]
+__all__ = ["EMBEDDED", "Sequence", "common_prefix", "shared_prefix"]
 
 EMBEDDED = -1
 """Stands in `tokens` for a position that was given as an embedding vector; it equals nothing, not even itself."""
@@ -75,11 +75,16 @@ class Sequence:
         self._pool.close(self)
 
 
+def shared_prefix(a: npt.NDArray[np.int32], b: npt.NDArray[np.int32]) -> int:
+    """Length of the longest common prefix of two token arrays; `EMBEDDED` equals nothing."""
+    n = min(len(a), len(b))
+    different = np.flatnonzero((a[:n] != b[:n]) | (a[:n] == EMBEDDED))
+    return int(different[0]) if len(different) else n
+
+
 def common_prefix(a: array[int], b: npt.NDArray[np.int32], limit: int) -> int:
-    """Length of the longest common prefix, at most `limit`."""
+    """The same for a sequence's `tokens`, at most `limit`."""
     n = min(len(a), len(b), limit)
     if n <= 0 or a[0] != b[0]:
         return 0
-    left = np.frombuffer(a, np.int32, n)  # a view of this call only: an array cannot grow while one is held
-    different = np.flatnonzero((left != b[:n]) | (left == EMBEDDED))
-    return int(different[0]) if len(different) else n
+    return shared_prefix(np.frombuffer(a, np.int32, n), b)  # a view of this call only: an array cannot grow while one is held
