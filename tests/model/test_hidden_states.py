@@ -12,6 +12,7 @@ import pytest
 import torch
 from gguf import GGUFReader
 
+import tiny_architectures
 import tiny_gguf
 from compare import close, padded
 from transformers_llamacpp import InvalidInputError, LlamaCppCache, UnsupportedFeatureError
@@ -150,6 +151,19 @@ def test_every_method_returns_all_layers(model: Any, torch_states: Any, kwargs: 
 # -- every kind of memory --------------------------------------------------------------------------------------------
 
 
+def cut_off(model: Any, cut: Any, rows: list[list[int]], n_layer: int) -> None:
+    """`cut` is `model` without the layers from `n_layer` on: it ends with the norm of what went into the first of them."""
+    weights = tensors(model)
+    weight, bias = (weights.get(f"output_norm.{part}") for part in ("weight", "bias"))
+    for before, after in zip(states_of(model, rows), states_of(cut, rows), strict=True):
+        state = before[n_layer].double()
+        if bias is not None:
+            state = state - state.mean(dim=-1, keepdim=True)
+        norm = state / torch.sqrt((state**2).mean(dim=-1, keepdim=True) + 1e-5) * torch.tensor(weight)
+        same([after[-1]], [(norm if bias is None else norm + torch.tensor(bias)).float()])
+        same(after[:n_layer], before[:n_layer])
+
+
 @pytest.mark.parametrize(
     ("kind", "n_layer"),
     [(kind, n_layer) for kind in KINDS for n_layer in (1, 2, 3) if (kind, n_layer) != ("hybrid", 1)],
@@ -162,12 +176,30 @@ def test_a_model_cut_off_before_a_layer_ends_with_the_norm_of_its_input(
     monkeypatch.setattr(tiny_gguf, "N_LAYER", n_layer)
     tiny_gguf.write(kind, tmp_path / "cut.gguf")
     cut = load(tmp_path / "cut.gguf", **F32)
-    weight = torch.tensor(tensors(whole)["output_norm.weight"])
-    for before, after in zip(states_of(whole, [LONG, SHORT]), states_of(cut, [LONG, SHORT]), strict=True):
-        state = before[n_layer].double()
-        norm = state / torch.sqrt((state**2).mean(dim=-1, keepdim=True) + 1e-5) * weight
-        same([after[-1]], [norm.float()])
-        same(after[:n_layer], before[:n_layer])
+    cut_off(whole, cut, [LONG, SHORT], n_layer)
+
+
+@pytest.mark.parametrize("kind", tiny_architectures.ARCHITECTURES)
+def test_other_architectures(kind: str, load: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = load(tiny_architectures.write(kind, tmp_path / "whole.gguf"), **F32)
+    weights = {name: torch.tensor(data) for name, data in tensors(whole).items()}
+    first = weights["token_embd.weight"][SHORT]
+    if kind == "gpt2":
+        first = first + weights["position_embd.weight"][: len(SHORT)]
+    elif kind == "bloom":
+        norm = weights["token_embd_norm.weight"], weights["token_embd_norm.bias"]
+        first = torch.nn.functional.layer_norm(first, (64,), *norm, 1e-5)
+    elif kind == "granite":
+        first = first * 3
+    same(states_of(whole, [SHORT])[0][:1], [first])
+    for n_layer in (1, 2, 3):
+        monkeypatch.setattr(tiny_gguf, "N_LAYER", n_layer)
+        cut_off(whole, load(tiny_architectures.write(kind, tmp_path / f"{n_layer}.gguf"), **F32), [LONG, SHORT], n_layer)
+    output = whole(torch.tensor([SHORT]), output_hidden_states="last")
+    head = whole.native.output_head()
+    logits = output.hidden_states[-1][0] @ torch.from_numpy(head.weight)
+    close(output.logits[0], logits if head.bias is None else logits + torch.from_numpy(head.bias))
+    assert (head.tied, head.bias is not None) == (kind == "gpt2", kind == "phi2")
 
 
 def test_the_first_is_the_embeddings(tiny: Any) -> None:

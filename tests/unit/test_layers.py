@@ -21,54 +21,90 @@ A, B = [5, 6, 7, 8, 9], [3, 4]
 # -- the graph -------------------------------------------------------------------------------------------------------
 
 
-def graph(*more: Node, without: tuple[str, ...] = ()) -> list[Node]:
-    """Three layers as llama.cpp names them; `more` take the place of nodes with their name."""
-    nodes = [
-        Node("embd", True, ("token_embd.weight", "inp_tokens")),
-        Node("norm-0", True, ("embd",)),
-        Node("Qcur-0", True, ("norm-0",)),
-        Node("l_out-0", True, ("norm-0", "embd")),
-        Node("norm-1", True, ("l_out-0",)),
-        Node("Kcur-1 (view)", False, ("norm-1",)),
-        Node("l_out-1", True, ("norm-1", "l_out-0")),
-        Node("norm-2", True, ("l_out-1",)),
-        Node("node_77", False, ("l_out-1", "inp_out_ids")),
-        Node("l_out-2", False, ("norm-2", "node_77")),
-        Node("result_norm", False, ("l_out-2",)),
-    ]
-    changed = {node.name: node for node in more}
-    return [changed.get(node.name, node) for node in nodes if node.name not in without]
+Line = tuple[str, bool, str, str]
+"""Name, whether it has the shape of hidden states, operation, and the names of its sources."""
+
+LLAMA: tuple[Line, ...] = (
+    ("embd", True, "GET_ROWS", "token_embd.weight inp_tokens"),
+    ("norm-0", True, "RMS_NORM", "embd"),
+    ("Qcur-0", True, "MUL_MAT", "norm-0"),
+    ("ffn_inp-0", True, "ADD", "Qcur-0 embd"),
+    ("norm-0", True, "RMS_NORM", "ffn_inp-0"),
+    ("l_out-0", True, "ADD", "norm-0 ffn_inp-0"),
+    ("norm-1", True, "RMS_NORM", "l_out-0"),
+    ("Kcur-1 (view)", False, "VIEW", "norm-1"),
+    ("l_out-1", True, "ADD", "norm-1 l_out-0"),
+    ("norm-2", True, "RMS_NORM", "l_out-1"),
+    ("node_77", False, "GET_ROWS", "l_out-1 inp_out_ids"),
+    ("l_out-2", False, "ADD", "norm-2 node_77"),
+    ("result_norm", False, "RMS_NORM", "l_out-2"),
+)
+"""Three layers as llama.cpp names them."""
+
+
+def graph(*lines: Line) -> list[Node]:
+    """A name stands for the node before that had it last; names of copies for what they are copies of."""
+    nodes: list[Node] = []
+    places: dict[str, int] = {}
+    for place, (name, is_state, operation, sources) in enumerate(lines or LLAMA):
+        known = tuple((places.get(source, 1000 + place), source) for source in sources.split())
+        nodes.append(Node(place, name, is_state, operation, known))
+        places[name] = place
+    return nodes
+
+
+def llama(**changes: str) -> list[Node]:
+    """With other sources, by name (`_` for `-`); an empty text leaves the node out."""
+    by_name = {name.replace("__", "-"): value for name, value in changes.items()}
+    lines = [(name, state, operation, by_name.get(name, sources)) for name, state, operation, sources in LLAMA]
+    return graph(*(line for line in lines if line[3]))
+
+
+def shape(name: str) -> list[Node]:
+    return graph(*((one, state and one != name, operation, sources) for one, state, operation, sources in LLAMA))
 
 
 def test_the_inputs_of_three_layers() -> None:
     assert layer_inputs(graph(), 3) == ["embd", "l_out-0", "l_out-1"]
+    assert layer_inputs(graph(), 2) == ["embd", "l_out-0"]
 
 
 def test_layer_0_reads_what_was_made_of_the_embeddings() -> None:
-    nodes = [Node("embd", True, ()), Node("inp_scaled", True, ("embd",)), *graph(Node("norm-0", True, ("inp_scaled",)))[1:]]
-    assert layer_inputs(nodes, 3)[0] == "inp_scaled"
+    scaled = [(name, state, operation, sources.replace("embd", "inp_scaled")) for name, state, operation, sources in LLAMA[1:]]
+    assert layer_inputs(graph(LLAMA[0], ("inp_scaled", True, "SCALE", "embd"), *scaled), 3)[0] == "inp_scaled"
+
+
+def test_a_norm_of_the_embeddings_is_not_the_residual() -> None:
+    """Bloom: named as part of layer 0, with a bias that is added."""
+    first = [("norm-0", True, "NORM", "embd"), ("norm_w-0", True, "MUL", "norm-0"), ("inp_norm-0", True, "ADD", "norm_w-0")]
+    rest = [(name, state, operation, sources.replace("embd", "inp_norm-0")) for name, state, operation, sources in LLAMA[1:]]
+    assert layer_inputs(graph(LLAMA[0], *first, *rest), 3)[0] == "inp_norm-0"
+
+
+def test_one_layer_adds_the_rows_that_are_outputs() -> None:
+    nodes = graph(LLAMA[0], LLAMA[1], ("node_5", False, "GET_ROWS", "embd out_ids"), ("l_out-0", False, "ADD", "node_5 norm-0"))
+    assert layer_inputs(nodes, 1) == ["embd"]
 
 
 def test_names_of_copies_on_other_devices() -> None:
-    nodes = graph(Node("norm-0", True, ("CUDA0#embd#0",)), Node("norm-1", True, ("CUDA1#l_out-0#0",)))
-    assert layer_inputs(nodes, 3) == ["embd", "l_out-0", "l_out-1"]
+    assert layer_inputs(llama(norm__1="CUDA1#l_out-0#0", norm__2="CUDA1#l_out-1#0"), 3) == ["embd", "l_out-0", "l_out-1"]
+    assert layer_inputs(llama(ffn_inp__0="Qcur-0 CUDA0#embd#0"), 3)[0] == "embd"
 
 
 @pytest.mark.parametrize(
     ("nodes", "reason"),
     [
-        (graph(without=("l_out-1",)), "0 nodes 'l_out-1'"),
-        ([*graph(), Node("l_out-0", True, ())], "2 nodes 'l_out-0'"),
-        (graph(Node("l_out-0", False, ())), "'l_out-0' of this architecture is no hidden state"),
-        (graph(Node("norm-2", True, ("l_out-0",))), "layer 2 of this architecture does not read 'l_out-1'"),
-        (graph(without=("embd",)), "first layer"),
-        (graph(Node("embd", False, ())), "first layer"),
-        (graph(Node("norm-0", True, ("other",)), without=("l_out-0",)), "first layer"),
-        ([Node("embd", True, ()), *graph()], "first layer"),
-        ([Node("node_3", True, ()), *graph(Node("norm-0", True, ("node_3",)), without=("embd", "l_out-0"))], "first layer"),
+        (llama(l_out__1=""), "0 nodes 'l_out-1'"),
+        (graph(*LLAMA, LLAMA[5]), "2 nodes 'l_out-0'"),
+        (shape("l_out-0"), "'l_out-0' of this architecture is no hidden state"),
+        (llama(norm__2="l_out-0"), "layer 2 of this architecture does not read 'l_out-1'"),
+        (llama(embd="", norm__0="other", ffn_inp__0=""), "first layer"),
+        (shape("embd"), "first layer"),
+        (graph(LLAMA[0], *LLAMA), "first layer"),
+        (graph(*((a.replace("embd", "node_3"), b, c, d.replace("embd", "node_3")) for a, b, c, d in LLAMA)), "first layer"),
         ([], "first layer"),
     ],
-    ids=["missing", "twice", "shape", "not read", "no start", "start's shape", "other start", "two starts", "unnamed", "empty"],
+    ids=["missing", "twice", "shape", "not read", "no start", "start's shape", "two starts", "unnamed", "empty"],
 )
 def test_a_graph_that_is_not_believed(nodes: list[Node], reason: str) -> None:
     with pytest.raises(UnsupportedFeatureError, match=reason) as error:

@@ -27,20 +27,34 @@ EMBEDDINGS = ("embd", "inp_embd")
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """One node, in the order of computation. `is_state`: float32, contiguous, one vector of `n_embd` for each token of the
-    batch. `sources`: the names of what it is computed from."""
+    """One node, in the order of computation.
 
+    `address` is its own and `sources` those of what it is computed from, with their names. `is_state`: float32,
+    contiguous, one vector of `n_embd` for each token of the batch. `operation` is ggml's word for it.
+    """
+
+    address: int
     name: str
     is_state: bool
-    sources: tuple[str, ...]
+    operation: str
+    sources: tuple[tuple[int, str], ...]
 
     @property
     def layer(self) -> int | None:
         found = _IN_LAYER.search(self.name)
         return int(found[1]) if found else None
 
-    def reads(self, name: str) -> bool:
-        return any(name in (source, _COPY.sub(r"\1", source)) for source in self.sources)
+    def reads(self, other: Node) -> bool:
+        """Directly, or a copy of it on another device."""
+        return any(address == other.address or _copied(name) == other.name for address, name in self.sources)
+
+    def reads_name(self, name: str) -> bool:
+        return any(name in (source, _copied(source)) for _, source in self.sources)
+
+
+def _copied(name: str) -> str | None:
+    found = _COPY.match(name)
+    return found[1] if found else None
 
 
 def no_layers(reason: str) -> UnsupportedFeatureError:
@@ -54,8 +68,7 @@ def layer_inputs(nodes: List[Node], n_layer: int) -> list[str]:
     """The names of the nodes that are the inputs of the layers 0 .. n_layer - 1.
 
     For layer `i > 0` that is `l_out-<i - 1>`, if there is exactly one such node, it has the shape of hidden states, and
-    a node of layer `i` reads it. For layer 0 it is the node in front of all layers that the first node of layer 0 to
-    read such a one reads: the embeddings, scaled, normalised or with positions added as the architecture has it.
+    a node of layer `i` reads it. For layer 0 it is where the residual stream begins: see `_first_input`.
 
     Raises `UnsupportedFeatureError` where that does not hold.
     """
@@ -65,7 +78,7 @@ def layer_inputs(nodes: List[Node], n_layer: int) -> list[str]:
         by_name.setdefault(node.name, []).append(node)
         if node.layer is not None:
             readers.setdefault(node.layer, []).append(node)
-    names = [_first_input(nodes, by_name, readers.get(0, []))]
+    names = [_first_input(nodes, by_name)]
     for layer in range(1, n_layer):
         name = f"l_out-{layer - 1}"
         found = by_name.get(name, [])
@@ -73,21 +86,35 @@ def layer_inputs(nodes: List[Node], n_layer: int) -> list[str]:
             raise no_layers(f"llama.cpp's graph of this architecture has {len(found)} nodes {name!r}")
         if not found[0].is_state:
             raise no_layers(f"the node {name!r} of this architecture is no hidden state")
-        if not any(node.reads(name) for node in readers.get(layer, [])):
+        if not any(node.reads(found[0]) for node in readers.get(layer, [])):
             raise no_layers(f"layer {layer} of this architecture does not read {name!r}")
         names.append(name)
     return names
 
 
-def _first_input(nodes: List[Node], by_name: dict[str, list[Node]], readers: List[Node]) -> str:
-    before: list[str] = []
+def _first_input(nodes: List[Node], by_name: dict[str, list[Node]]) -> str:
+    """The first state that a node of layer 0 reads and that is added to something else later on, as the residual is; made
+    without any product of matrices, which is how a layer begins.
+
+    It may be the embeddings, or what an architecture makes of them first: scaled (Gemma), with positions added (GPT-2),
+    normalised (Bloom, where llama.cpp counts that as layer 0).
+    """
+    mixed: set[int] = set()
+    mixed_names: set[str | None] = set()
     for node in nodes:
-        if node.layer is not None:
+        after = any(address in mixed or _copied(name) in mixed_names for address, name in node.sources)
+        if after or node.operation.startswith("MUL_MAT"):
+            mixed.add(node.address)
+            mixed_names.add(node.name)
+            continue
+        readers = [other for other in nodes if other.reads(node)] if node.is_state else []
+        if len(readers) < 2 or all(reader.layer != 0 for reader in readers):
+            continue
+        # the last layer goes on with the rows that are outputs: where it is the first one too, these are added
+        rows = [reader for reader in readers if reader.operation == "GET_ROWS"]
+        readers += [other for other in nodes if any(other.reads(row) for row in rows)]
+        if any(reader.operation == "ADD" for reader in readers):
+            if len(by_name[node.name]) == 1 and not _UNNAMED.match(node.name):
+                return node.name
             break
-        if node.is_state and len(by_name[node.name]) == 1 and not _UNNAMED.match(node.name):
-            before.append(node.name)
-    for reader in readers:
-        for name in before:
-            if reader.reads(name):
-                return name
     raise no_layers("llama.cpp's graph of this architecture does not show what goes into the first layer")

@@ -48,6 +48,7 @@ class _Ggml:
         pointer, i64, size = ctypes.c_void_p, ctypes.c_int64, ctypes.c_size_t
         self.name = self._function("ggml_get_name", ctypes.c_char_p, pointer)
         self.name_address = self._function("ggml_get_name", pointer, pointer)
+        self.operation = self._function("ggml_op_desc", ctypes.c_char_p, pointer)
         self.n_bytes = self._function("ggml_nbytes", size, pointer)
         self.n_elements = self._function("ggml_nelements", i64, pointer)
         self.n_rows = self._function("ggml_nrows", i64, pointer)
@@ -126,8 +127,13 @@ class LayerRecorder:
         if not same_name or int(np.prod(shape)) != self._ggml.n_elements(address):
             raise no_layers("the installed llama.cpp lays out its tensors in another way")
         state = shape == [self.n_embd, self._n_tokens, 1, 1] and tensor.type == _F32
-        sources = tuple(_text(self._ggml.name(source)) for source in tensor.src if source)
-        return Node(_text(self._ggml.name(address)), state and self._ggml.contiguous(address), sources)
+        return Node(
+            address=address,
+            name=_text(self._ggml.name(address)),
+            is_state=state and self._ggml.contiguous(address),
+            operation=_text(self._ggml.operation(address)),
+            sources=tuple((source, _text(self._ggml.name(source))) for source in tensor.src if source),
+        )
 
     # -- recording -----------------------------------------------------------------------------------------------
 
@@ -201,7 +207,7 @@ class LayerRecorder:
     def _take_given(self, node: Node) -> None:
         """Embeddings that were given may go into layer 0 as they are, without a node that would show them."""
         first = self._names[0]
-        if node.layer == 0 and node.reads(first.decode()):
+        if node.layer == 0 and node.reads_name(first.decode()):
             slot = self._slots[first]
             assert self._given is not None and self._states is not None
             self._states[:, slot] = self._given[self._rows]
