@@ -9,6 +9,7 @@ it drafts for.
 
 from __future__ import annotations
 
+import itertools
 from collections import deque
 from collections.abc import Iterable
 
@@ -39,7 +40,8 @@ PROBE = 2
 """Tokens drafted to see whether a text has become predictable: the first, and whether more would follow."""
 
 PROBE_SHARE = 0.01
-"""Of the time, for such probes; they come at least `FIRST_PAUSE` and at most `LAST_PAUSE` rounds after the last draft."""
+"""Of the time, that such probes are expected to lose; they come at least `FIRST_PAUSE` and at most `LAST_PAUSE` rounds
+after the last draft."""
 
 FIRST_PAUSE, LAST_PAUSE = 8, 256
 
@@ -61,6 +63,10 @@ SAMPLES = 15
 """Durations of one kind that are kept; their median is what counts."""
 
 
+PER_LENGTH = 4
+"""Of drafts of one length."""
+
+
 class Pace:
     """Decides from what it is told about past rounds; it reads no clock and loads nothing.
 
@@ -70,10 +76,11 @@ class Pace:
     `CREDIT`), and pays what it loses. So no text is much slower than without drafts, whatever it and the costs do.
 
     Acceptance is two numbers: that of a draft's first token, and that of a token after an accepted one. A copied
-    passage is accepted as a whole, and one number for both would see a coin tossed at every token.
+    passage is accepted as a whole, and one number for both would see a coin tossed at every token. While only single
+    tokens are drafted nothing is learned of the second, which then moves towards the first.
 
-    Costs are a line: a round of `n` drafted tokens takes one plain step and `n` times something, which is the median of
-    what it was in the last rounds. Where the truth bends, the line is right at the lengths in use.
+    Costs are a line through what the last rounds took: something for a draft as such, and something for each of its
+    tokens.
 
     May be kept for the next text of the same two models, which then begins with what was learned.
 
@@ -85,15 +92,17 @@ class Pace:
     def __init__(self, draft_cost: float = 1.0) -> None:
         self._guess = (SLOPE, draft_cost)
         self._plain: deque[float] = deque(maxlen=SAMPLES)
-        self._verify: deque[tuple[int, float]] = deque(maxlen=SAMPLES)
-        self._draft: deque[float] = deque(maxlen=SAMPLES)
+        self._rounds: deque[tuple[int, float, float]] = deque(maxlen=SAMPLES)
+        """Tokens drafted, seconds for drafting and for verifying them."""
+        self._lengths: dict[int, deque[tuple[int, float, float]]] = {}
+        """The last few of each length: while all drafts have one length, these still tell what others cost."""
         self._plain_seconds = 0.0
-        self._token_steps = sum(self._guess)
-        """What each drafted token adds to a round, in plain steps."""
+        self._draft_steps, self._token_steps = 0.0, sum(self._guess)
+        """What a draft as such and each of its tokens add to a round, in plain steps."""
         self._first, self._next = _Odds(*HOPE), _Odds(*HOPE)
         self._account = GRACE
-        self._unpaid = 0
-        """Tokens drafted while it was not known exactly what they cost."""
+        self._unpaid: list[int] = []
+        """The drafts that were made while it was not known exactly what they cost."""
         self._since_plain = self._since_draft = 0
         self._wanted = 1
 
@@ -114,10 +123,10 @@ class Pace:
         """
         if drafted < 1:
             self.observe_plain(verify_seconds)
-            self._earn(-min(draft_seconds / self._plain_seconds, max(1.0, self._token_steps)))
+            self._earn(-min(draft_seconds / self._plain_seconds, max(1.0, self._cost(1))))
             return
-        self._verify.append((drafted, verify_seconds))
-        self._draft.append(draft_seconds / drafted)
+        self._rounds.append((drafted, draft_seconds, verify_seconds))
+        self._lengths.setdefault(drafted, deque(maxlen=PER_LENGTH)).append(self._rounds[-1])
         self._measure()
         stale = self._since_draft >= self._pause()
         self._since_plain += 1
@@ -128,16 +137,16 @@ class Pace:
         if accepted:
             self._next.add(accepted - 1, int(accepted < drafted))
         # owed is what such a round usually costs: one that something else held up says nothing about drafts
-        self._unpaid += drafted
+        self._unpaid.append(drafted)
         self._earn(accepted + (accepted + 1) * RATE)
-        if len(self._verify) >= SETTLED:
-            self._account, self._unpaid = self._left(), 0
+        if len(self._rounds) >= SETTLED:
+            self._account, self._unpaid = self._left(), []
 
     def _earn(self, steps: float) -> None:
         self._account += min(steps, CREDIT - self._left())
 
     def _left(self) -> float:
-        return self._account - self._unpaid * self._token_steps
+        return self._account - sum(map(self._cost, self._unpaid))
 
     # ---- what to do ---------------------------------------------------------------------------------------------
 
@@ -147,56 +156,76 @@ class Pace:
         if self._needs_plain():
             return 0
         left = max(self._left(), 0.0)
-        affordable = wanted if self._token_steps * wanted <= left else int(left / self._token_steps)
-        best = self._best(affordable)
+        affordable = wanted
+        if self._cost(wanted) > left:
+            affordable = max(int((left - self._draft_steps) / max(self._token_steps, 1e-9)), 0)
+        best = self._best(min(affordable, wanted))
         if best == 0 and self._since_draft >= self._pause():
-            return min(PROBE, max(affordable, 0))
+            return min(PROBE, affordable, wanted)
         return best
 
     def _needs_plain(self) -> bool:
         """At first before each draft, and while durations disagree: all else is measured in plain steps."""
         known = len(self._plain)
-        if known < min(SURE, 1 + len(self._verify)):
+        if known < min(SURE, 1 + len(self._rounds)):
             return True
         if self._since_plain >= (PLAIN_EVERY if known > SURE else SETTLED):
             return True
         if known < 2 or self._since_draft >= 2 * SURE:
             return False
-        shortest = min(self._plain) if known < 2 * SURE else _usual((seconds for _, seconds in self._verify), 0.25)
+        shortest = min(self._plain) if known < 2 * SURE else _usual((seconds for _, _, seconds in self._rounds), 0.25)
         return self._plain_seconds > DISAGREE * shortest > 0
 
     def _best(self, most: int) -> int:
         """The length that promises most tokens per plain step; 0 where none promises `MARGIN` times what that gives."""
         best, speed = 0, MARGIN
-        gain, reached = 1.0, self._first.mean
+        gain, reached, following = 1.0, self._first.mean, self._next.pulled(self._first.mean)
         for n in range(1, most + 1):
             gain += reached
-            reached *= self._next.mean
-            if gain / (1 + n * self._token_steps) > speed:
-                best, speed = n, gain / (1 + n * self._token_steps)
+            reached *= following
+            if gain / (1 + self._cost(n)) > speed:
+                best, speed = n, gain / (1 + self._cost(n))
         return best
 
     def _pause(self) -> float:
-        """Rounds without a draft before a probe, in proportion to what it costs; fewer while that is only a guess."""
-        if len(self._verify) < SURE:
+        """Rounds without a draft before a probe, in proportion to what it is expected to lose; fewer while that is only a
+        guess."""
+        if len(self._rounds) < SURE:
             return FIRST_PAUSE
-        if (1 + self._wanted) / (1 + self._wanted * self._token_steps) <= MARGIN:
+        if (1 + self._wanted) / (1 + self._cost(self._wanted)) <= MARGIN:
             return LAST_PAUSE  # the costs alone forbid it, were everything accepted; but costs change too
-        return min(max(FIRST_PAUSE, PROBE * self._token_steps / PROBE_SHARE), LAST_PAUSE)
+        first = self._first.mean
+        lost = self._cost(PROBE) - first * (1 + self._next.pulled(first))
+        return min(max(FIRST_PAUSE, lost / PROBE_SHARE), LAST_PAUSE)
 
     # ---- costs --------------------------------------------------------------------------------------------------
 
+    def _cost(self, n: int) -> float:
+        """What a draft of `n` tokens adds to a round, in plain steps."""
+        return self._draft_steps + n * self._token_steps
+
     def _measure(self) -> None:
         self._plain_seconds = max(_usual(self._plain, 0.5), 1e-9)
-        if not self._plain or not self._verify:
+        if not self._plain or not self._rounds:
             return
-        slopes = [(seconds / self._plain_seconds - 1) / n for n, seconds in self._verify]
-        drafts = [seconds / self._plain_seconds for seconds in self._draft]
-        if len(self._verify) < SURE:  # the guess is one more sample
-            slopes.append(self._guess[0])
-            drafts.append(self._guess[1])
-        share = 0.5 if len(self._verify) >= SETTLED else 0.25
-        self._token_steps = max(_usual(slopes, share), 0.0) + _usual(drafts, share)
+        added = [self._added(*one) for one in self._rounds]
+        per_token = [steps / n for n, steps in added]
+        if len(added) < SETTLED:
+            if len(added) < SURE:  # the guess is one more sample
+                per_token.append(sum(self._guess))
+            self._draft_steps, self._token_steps = 0.0, _usual(per_token, 0.25)
+            return
+        each = [self._added(*one) for same in self._lengths.values() for one in same]
+        slopes = [(y - x) / (m - n) for (n, x), (m, y) in itertools.combinations(each, 2) if n != m]
+        through_zero = _usual(per_token, 0.5)
+        # a slope needs drafts of different lengths; what disagrees with everything else is noise
+        slope = min(max(_usual(slopes, 0.5), through_zero / 2), through_zero) if len(slopes) >= SAMPLES else through_zero
+        self._token_steps = slope
+        self._draft_steps = max(_usual((steps - n * slope for n, steps in added), 0.5), 0.0)
+
+    def _added(self, n: int, drafting: float, verifying: float) -> tuple[int, float]:
+        """`n`, and what that round took beyond a plain step."""
+        return n, drafting / self._plain_seconds + max(verifying / self._plain_seconds - 1, 0)
 
 
 class FixedPace(Pace):
@@ -215,6 +244,10 @@ class _Odds:
     @property
     def mean(self) -> float:
         return self.yes / (self.yes + self.no)
+
+    def pulled(self, towards: float) -> float:
+        """The mean with one more observation of `towards`, which is all that counts when nothing else is remembered."""
+        return (self.yes + towards) / (self.yes + self.no + 1)
 
     def add(self, yes: float, no: float) -> None:
         self.yes += yes
