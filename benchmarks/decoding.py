@@ -29,23 +29,28 @@ STORIES = (
 )
 
 EDITS = (
-    "def area(width, height):\n    result = width * height\n    return result\n\n\ndef volume(width, height, depth):\n"
-    "    result = width * height * depth\n    return result\n",
-    "Dear Sir or Madam,\n\nI am writing to ask whether the apartment on Green Street is still available. I would like to "
-    "see it on Friday afternoon, if that suits you.\n\nYours faithfully,\nJane Miller\n",
-    '{"name": "lighthouse", "height": 41, "unit": "metres", "built": 1874, "keeper": {"name": "Tom Hale", "since": 1911}, '
-    '"colours": ["red", "white"]}\n',
-    "for index in range(10):\n    value = table[index]\n    if value is None:\n        continue\n    total += value\n"
-    "print('the total is', total)\n",
     "The ship left the harbour at dawn. The wind was steady from the west, and the captain hoped to reach the islands "
-    "before the storm. Nobody on board knew what the wooden boxes in the hold contained.\n",
+    "before the storm. Nobody on board knew what the wooden boxes in the hold contained. At noon the cook served soup and "
+    "bread, and the sailors told each other stories about the old lighthouse keeper.",
+    "Photosynthesis takes place in the leaves of green plants. The plant takes in water through its roots and carbon dioxide "
+    "through its leaves. With the energy of sunlight it turns them into sugar and oxygen. The sugar feeds the plant, and the "
+    "oxygen goes into the air that animals and people breathe.",
+    "Dear Anna, thank you for your letter. The weather here is warm and sunny, and we go to the beach every morning. Yesterday "
+    "we visited the old town and ate fish at a small restaurant near the harbour. Tomorrow we will take the train to the "
+    "mountains. I hope you are well. Best wishes, Tom",
+    "The library opens at nine in the morning and closes at six in the evening. Books can be borrowed for three weeks. Late "
+    "returns cost ten cents a day. Newspapers and magazines must be read in the reading room on the second floor. The "
+    "computers in the basement are free for students of the university.",
+    "The first computers filled whole rooms and were used by scientists and governments. In the 1970s small companies began to "
+    "build computers for people at home. Twenty years later most offices had one on every desk. Today a telephone in a pocket "
+    "is a thousand times faster than the machines that took people to the moon.",
 )
 
 Measured = tuple[float, Any]
 
 
 def chat(model: Any, text: str) -> torch.Tensor:
-    message = [{"role": "user", "content": f"Write the following again, without changing anything:\n\n{text}"}]
+    message = [{"role": "user", "content": f"Copy this text exactly:\n\n{text}"}]
     prompt = model.tokenizer.apply_chat_template(message, add_generation_prompt=True, tokenize=False)
     return model.tokenizer(prompt, return_tensors="pt").input_ids
 
@@ -56,9 +61,8 @@ def generate(model: Any, ids: torch.Tensor, n: int, assistant: Any = None, **cal
     if assistant is not None:
         assistant.forget()
         call["assistant_model"] = assistant
-    model.generate(
-        ids, attention_mask=torch.ones_like(ids), max_new_tokens=n, min_new_tokens=n, do_sample=False, **call
-    )
+    call = {"max_new_tokens": n, "min_new_tokens": n, "do_sample": False} | call
+    model.generate(ids, attention_mask=torch.ones_like(ids), **call)
     stats = model.last_stats
     return stats.generate_seconds / (stats.new_tokens - 1), stats
 
@@ -120,6 +124,12 @@ def main() -> None:
         def lookup(ids: torch.Tensor, model: Any = model) -> Measured:
             return generate(model, ids, n, prompt_lookup_num_tokens=10)
 
+        def plain_edit(ids: torch.Tensor, model: Any = model) -> Measured:
+            return generate(model, ids, n, min_new_tokens=2)  # an edit ends where the text does
+
+        def edit(ids: torch.Tensor, model: Any = model) -> Measured:
+            return generate(model, ids, n, min_new_tokens=2, prompt_lookup_num_tokens=10)
+
         def contrastive(ids: torch.Tensor, model: Any = model) -> Measured:
             return generate(model, ids, n, penalty_alpha=0.6, top_k=4)
 
@@ -133,7 +143,7 @@ def main() -> None:
         ratios = compare(stories, rounds, four, contrastive)
         row(f"{name}: a step of contrastive search, k = 4 / a bare 4-sequence decode", *ratios, "≤ 1.15", inverse=True)
         goal = "≥ 2.0" if name == "F32" else "–"
-        row(f"{name}: prompt lookup / plain, text to copy", *compare(edits, rounds, plain, lookup), goal)
+        row(f"{name}: prompt lookup / plain, text to copy", *compare(edits, rounds, plain_edit, edit), goal)
         row(f"{name}: prompt lookup / plain, nothing to copy", *compare(stories, rounds, plain, lookup), "≥ 0.95")
     for target, draft, goal in (("F32", "Q4_0", "≥ 1.3"), ("Q4_0", "F32", "≥ 0.95")):
         model, assistant = models[target], models[draft]

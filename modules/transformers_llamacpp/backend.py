@@ -117,6 +117,15 @@ class Backend(Protocol):
         """Forget all sequences; the cells are as in a new context."""
         ...
 
+    @property
+    def fingerprint(self) -> dict[str, int | str]:
+        """What a saved state depends on beside the tokens; a state goes only into a backend with an equal one."""
+        ...
+
+    def state_size(self, seq_id: int) -> int:
+        """Bytes that `state_save` would give, without copying them."""
+        ...
+
     def state_save(self, seq_id: int) -> bytes:
         """The sequence's KV cells or recurrent state. Raises `StateError`."""
         ...

@@ -7,9 +7,12 @@ from the same mask.
 
 from __future__ import annotations
 
+import os
 import weakref
+from array import array
 from collections.abc import Iterable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -22,6 +25,7 @@ from .engine import Engine, Usage
 from .errors import CacheFullError, ClosedError, InvalidInputError, UnsupportedFeatureError
 from .rows import Feed, feed_together
 from .sequence import Sequence
+from .state_file import SavedRow, read_state, write_state
 
 if TYPE_CHECKING:
     from .modeling import LlamaCppForCausalLM
@@ -312,7 +316,45 @@ class LlamaCppCache(Cache):
         return self.__deepcopy__({})
 
     def __reduce__(self) -> Any:
-        raise UnsupportedFeatureError("a LlamaCppCache cannot be pickled: its cells are llama.cpp's", "pickle")
+        raise UnsupportedFeatureError(
+            "a LlamaCppCache cannot be pickled: its cells are llama.cpp's; use cache.save(path) and "
+            "LlamaCppCache.load(model, path)",
+            "pickle",
+        )
+
+    # -- on disk -------------------------------------------------------------------------------------------------
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write all rows to a file, for `load` in this or another process; the cache itself stays as it is.
+
+        Takes as many bytes as the tokens take in the KV buffer. The file belongs to this model file and its cache types.
+        Replaces an older file at once and whole. Raises `StateError` where it cannot be written.
+        """
+        self._alive()
+        rows = [
+            SavedRow(array("i", row.sequence.tokens), None if row.mask is None else bytes(row.mask), state)
+            for row, state in zip(self._rows, [self._engine.save(row.sequence) for row in self._rows], strict=True)
+        ]
+        write_state(Path(path), self._engine.backend.fingerprint, self._columns, rows)
+
+    @classmethod
+    def load(cls, model: LlamaCppForCausalLM, path: str | os.PathLike[str]) -> LlamaCppCache:
+        """The cache that was saved, ready to go on with: nothing is evaluated.
+
+        Raises `StateError` for a file that is none, is damaged, or belongs to another model; `ContextOverflowError` where
+        `n_ctx` is smaller than its rows.
+        """
+        cache = cls(model)
+        columns, rows = read_state(Path(path), cache._engine.backend.fingerprint)
+        try:
+            for row in rows:
+                mask = None if row.mask is None else bytearray(row.mask)
+                cache._rows.append(Row(cache._engine.adopt(row.tokens, row.state), mask))
+        except BaseException:
+            cache.close()
+            raise
+        cache._columns = columns
+        return cache
 
     # -- life ----------------------------------------------------------------------------------------------------
 

@@ -84,6 +84,7 @@ class Engine:
             self._ready()
             if not self.pool.prefix_reuse and tokens:
                 self.pool.empty_buffer()
+            self.pool.make_lean(zip(tokens, first_output, strict=True))
             made: list[Sequence] = []
             starts: list[tuple[Sequence, int | None]] = []
             try:
@@ -195,6 +196,32 @@ class Engine:
             except UnsupportedFeatureError as error:
                 return error
             return None
+
+    def save(self, sequence: Sequence) -> bytes:
+        """llama.cpp's state of the sequence, which is evaluated again first where it had to leave the memory."""
+        with self.lock:
+            self._open(sequence)
+            if not sequence.resident and len(sequence):
+                nothing = np.empty(0, np.int32)
+                job, length = Job(sequence, nothing, nothing.astype(np.int8)), len(sequence)
+                lost: dict[int, array[int]] = {}
+                try:
+                    run = self._bring_in(job, [job], lost, Usage())
+                    self._run([run] if len(run.tokens) else [], {sequence}, Usage())
+                except BaseException:
+                    self._roll_back([job], [length], lost)
+                    raise
+            return self.backend.state_save(sequence.seq_id) if sequence.seq_id is not None else b""
+
+    def adopt(self, tokens: array[int], state: bytes) -> Sequence:
+        """A held sequence that means `tokens`; `state` is what `save` gave, here or in another process."""
+        with self.lock:
+            self._ready()
+            if len(tokens) > self.n_ctx:
+                raise ContextOverflowError(len(tokens), self.n_ctx)
+            sequence = self.pool.new()
+            sequence.tokens, sequence.state = array("i", tokens), state or None
+            return sequence
 
     # -- life ----------------------------------------------------------------------------------------------------
 

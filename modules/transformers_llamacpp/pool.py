@@ -18,6 +18,9 @@ from .sequence import EMBEDDED, Sequence, common_prefix
 
 __all__ = ["SequencePool"]
 
+SPARE = 256
+"""Idle tokens that may stay in the buffer while others decode; llama.cpp reads cells in steps of as many."""
+
 
 class SequencePool:
     """All sequences of one backend.
@@ -74,6 +77,8 @@ class SequencePool:
             return 0
         self._touch(source)
         try:
+            if not source.resident and not source.held and n < len(source):
+                return self._start_from_saved(source, sequence, n, {*busy, sequence, source})
             if not source.resident and not self._revive(source, {*busy, sequence, source}):
                 return 0
             if not source.held and n == len(source):
@@ -213,6 +218,26 @@ class SequencePool:
         for sequence in [s for s in self.sequences if s.resident]:
             self.park(sequence)
 
+    def make_lean(self, texts: Iterable[tuple[npt.NDArray[np.int32], int]]) -> None:
+        """Before new texts start (each with the most it may reuse): what idles in the buffer moves to host memory.
+
+        A decode reads all cells up to the last one in use, whoever's they are, so that idle texts slow down the others. All
+        move, also what a text will go on with: it comes back at once, and its cells then lie at the front. Not worth it for
+        up to `SPARE` tokens, nor where only the texts themselves are there.
+        """
+        if not self.host_cache_bytes or self.backend.limits.n_swa:
+            return
+        idle = [s for s in self.sequences if s.resident and not s.held]
+        if sum(map(len, idle)) <= SPARE:
+            return
+        wanted = {id(self.match(tokens, limit)[0]) for tokens, limit in texts}
+        if sum(len(s) for s in idle if id(s) not in wanted) <= SPARE:
+            return
+        for sequence in sorted(idle, key=lambda s: s.last_use):
+            if self.backend.state_size(self._id(sequence)) <= self.host_cache_bytes:
+                self.park(sequence)
+        self._trim_host()
+
     def restore(self, sequence: Sequence, busy: Collection[Sequence]) -> bool:
         """Bring a saved sequence back, bit for bit, making room for it. False: it has to be evaluated again."""
         if sequence.state is None:
@@ -323,6 +348,25 @@ class SequencePool:
             self._leave(sequence)
             return False
         return True
+
+    def _start_from_saved(self, source: Sequence, target: Sequence, n: int, busy: Collection[Sequence]) -> int:
+        """Let the empty `target` begin with the first `n` tokens of an idle text in host memory, which stays there."""
+        state = source.state
+        assert state is not None
+        self.take_id(target, busy)
+        try:
+            while not self.backend.state_load(self._id(target), state):
+                if not self.make_room(busy):
+                    self._leave(target)
+                    return 0
+        except BaseException:
+            self._leave(target)
+            raise
+        if not self.backend.seq_remove(self._id(target), n, -1):
+            self._leave(target)
+            return 0
+        target.tokens = source.tokens[:n]
+        return n
 
     def _leave(self, sequence: Sequence) -> None:
         """Give the sequence id back, with all its cells."""

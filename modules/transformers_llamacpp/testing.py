@@ -166,6 +166,13 @@ class FakeBackend:
     def clear(self) -> None:
         self.cells.clear()
 
+    @property
+    def fingerprint(self) -> dict[str, int | str]:
+        return {"architecture": "fake", "n_vocab": self._limits.n_vocab, "recurrent": self._limits.recurrent}
+
+    def state_size(self, seq_id: int) -> int:
+        return len(self.state_save(seq_id))
+
     def state_save(self, seq_id: int) -> bytes:
         return np.array([(c.token, c.position) for c in self._of(seq_id)], np.int64).tobytes()
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import LogitsProcessor, LogitsProcessorList, StoppingCriteria, StoppingCriteriaList
+from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList, StoppingCriteria, StoppingCriteriaList
 
 from transformers_llamacpp import InvalidInputError, LlamaCppCache, LlamaCppError
 from transformers_llamacpp.decoding import speculation
@@ -419,6 +419,20 @@ def test_schedules(tiny_llama: Any, twin: Any) -> None:
     assert decodes("heuristic") == growing
     assert decodes("heuristic") < growing  # what the last call came to is kept
     assert decodes("constant") == constant
+
+
+@pytest.mark.skipif(
+    not hasattr(GenerationConfig(), "assistant_ensemble_weight"), reason="this release has no assistant_ensemble_weight"
+)
+def test_an_ensemble_weight_lets_more_of_the_assistant_through(tiny_llama: Any, tiny_swa: Any) -> None:
+    call = {"assistant_model": tiny_swa, "num_assistant_tokens": 3, "assistant_confidence_threshold": 0}
+    plain = generate(tiny_llama, **call)
+    strict = tiny_llama.last_stats.accepted_tokens
+    generate(tiny_llama, assistant_ensemble_weight=0.05, **call)
+    assert tiny_llama.last_stats.accepted_tokens > strict
+    assert generate(tiny_llama, assistant_ensemble_weight=0.999, **call) == plain
+    with pytest.raises(InvalidInputError, match="assistant_ensemble_weight"):
+        generate(tiny_llama, assistant_ensemble_weight=0.5, **LOOKUP)
 
 
 @pytest.mark.parametrize(

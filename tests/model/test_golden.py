@@ -64,3 +64,26 @@ def test_losses_are_equal(model: Any, entry: dict[str, Any]) -> None:
 @pytest.mark.parametrize("case", CASES[:: len(MODES)], ids=[case["prompt"][:9] for case in CASES[:: len(MODES)]])
 def test_the_tokenizer_gives_the_prompt_ids(model: Any, case: dict[str, Any]) -> None:
     assert model.tokenizer(case["prompt"]).input_ids == case["prompt_ids"]
+
+
+GUIDED = [case for case in CASES if case["mode"] == "cfg_neg"]
+
+
+@pytest.mark.parametrize("case", GUIDED, ids=[case["prompt"][:9] for case in GUIDED])
+@pytest.mark.parametrize("way", ["prompt lookup", "assistant", "a batch of 2", "2 return sequences"])
+def test_guidance_gives_the_same_ids_in_every_company(
+    model: Any, load_for_module: Callable[..., Any], smollm2_q4_0_path: Path, case: dict[str, Any], way: str
+) -> None:
+    prompt = torch.tensor([case["prompt_ids"]])
+    call: dict[str, Any] = {**case["kwargs"], "negative_prompt_ids": torch.tensor([case["negative_prompt_ids"]])}
+    if way == "prompt lookup":
+        call["prompt_lookup_num_tokens"] = 5
+    elif way == "assistant":
+        call["assistant_model"] = load_for_module(smollm2_q4_0_path)
+    elif way == "a batch of 2":
+        prompt = prompt.repeat(2, 1)
+    else:
+        call |= {"do_sample": True, "top_k": 1, "num_return_sequences": 2}  # greedy search returns one
+    got = model.generate(prompt, max_new_tokens=64, **call)[:, prompt.shape[1] :].tolist()
+    tie = case.get("tie_at")
+    assert [row[:tie] for row in got] == [case["new_ids"][:tie]] * (1 if way in ("prompt lookup", "assistant") else 2)

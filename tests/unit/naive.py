@@ -10,8 +10,8 @@ import numpy as np
 import numpy.typing as npt
 
 from transformers_llamacpp.batch import Job
-from transformers_llamacpp.engine import Engine, Usage, shared_prefix
-from transformers_llamacpp.sequence import Sequence
+from transformers_llamacpp.engine import Engine, Usage
+from transformers_llamacpp.sequence import Sequence, shared_prefix
 from transformers_llamacpp.testing import FakeBackend, fake_logits
 
 

@@ -14,6 +14,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from transformers_llamacpp import pool
 from transformers_llamacpp.batch import Job
 from transformers_llamacpp.engine import Engine, Usage
 from transformers_llamacpp.errors import (
@@ -45,8 +46,11 @@ class EngineMachine(RuleBasedStateMachine):
         n_seq_max=st.integers(1, 3),
         n_batch=st.integers(2, 8),
         n_outputs=st.integers(1, 8),
+        spare=st.sampled_from([0, 5, 256]),
     )
-    def begin(self, prefix_reuse: bool, host_cache_bytes: int, **sizes: int) -> None:
+    def begin(self, prefix_reuse: bool, host_cache_bytes: int, spare: int, **sizes: int) -> None:
+        self.spare = pool.SPARE
+        pool.SPARE = spare
         self.backend = FakeBackend(
             n_vocab=8, n_seq_limit=MAX_ROWS, window=self.window, recurrent=self.recurrent, **sizes
         )
@@ -331,6 +335,7 @@ class EngineMachine(RuleBasedStateMachine):
         assert self.usage.decode_calls == self.backend.decodes
 
     def teardown(self) -> None:
+        pool.SPARE = self.spare
         self.engine.release([sequence for sequence, _ in self.rows])
         self.engine.forget()
         assert self.engine.pool.sequences == [] and self.backend.cells == []

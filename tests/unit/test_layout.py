@@ -19,7 +19,7 @@ LAYERS = (
     {"backend", "gguf_reader", "output_head"},
     {"native", "testing"},
     {"sequence"},
-    {"pool", "recall"},
+    {"pool", "recall", "state_file"},
     {"engine"},
     {"cache", "rows", "request", "compat", "hidden"},
     {"decoding"},

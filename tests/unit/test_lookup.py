@@ -18,6 +18,23 @@ from transformers_llamacpp.errors import InvalidInputError
 TEXTS = st.lists(st.integers(0, 3), min_size=1, max_size=80)
 
 
+@pytest.fixture(autouse=True)
+def trusting(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Drafts as long as wanted, however short the agreement: what follows is then all of a draft's content."""
+    monkeypatch.setattr(lookup, "TRUST", 1 << 20)
+
+
+@pytest.mark.parametrize(("agreement", "length"), [(1, 2), (2, 4), (3, 6), (4, 8), (5, 9), (6, 9)])
+def test_the_longer_the_agreement_the_longer_the_draft(
+    monkeypatch: pytest.MonkeyPatch, agreement: int, length: int
+) -> None:
+    shared, after = list(range(10, 10 + agreement)), list(range(100, 120))
+    text = [1, *shared, *after, 2, *shared]
+    monkeypatch.setattr(lookup, "TRUST", 2)
+    assert PromptLookup(9, 3).draft(text, 50).tokens == after[:length]
+
+
+
 def drafted(text: list[int], num_tokens: int = 5, max_ngram: int = 3, limit: int = 100) -> list[int]:
     return PromptLookup(num_tokens, max_ngram).draft(text, limit).tokens
 

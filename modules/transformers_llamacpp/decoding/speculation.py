@@ -149,7 +149,7 @@ class Speculation:
             inner = AssistantDrafter(reader, sampler, threshold, ends if isinstance(ends, list) else [ends])
             drafter = TranslatedDrafter(inner, Translator(self.tokenizer, self.assistant_tokenizer))
         cost = assistant.get_memory_footprint() / max(1, self.model.get_memory_footprint())  # what is read for each token
-        return PacedDrafter(drafter, schedule, Pace(min(cost, 1.0)), functools.partial(_keep, assistant, name))
+        return PacedDrafter(drafter, schedule, Pace(cost), functools.partial(_keep, assistant, name))
 
     def _setting(self, name: str, default: Any) -> Any:
         """The call's own value, else the assistant's, as transformers reads it, else transformers' default."""

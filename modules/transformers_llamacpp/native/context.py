@@ -276,8 +276,23 @@ class NativeBackend:
     def clear(self) -> None:
         llama_cpp.llama_memory_clear(self._memory, False)
 
+    @property
+    def fingerprint(self) -> dict[str, int | str]:
+        params, model = self._params, self.model
+        types = {number: name for name, number in KV_TYPES.items()}
+        lora = "" if model.params.lora_path is None else f"{model.params.lora_path} x {model.params.lora_scale}"
+        return {
+            "metadata": model.metadata_hash, "bytes": model.n_bytes, "lora": lora,
+            "type_k": types.get(params.type_k, str(params.type_k)), "type_v": types.get(params.type_v, str(params.type_v)),
+            "flash_attn": int(params.flash_attn_type), "swa_full": bool(params.swa_full),
+            "rope": f"{params.rope_scaling_type} {params.rope_freq_base} {params.rope_freq_scale}",
+        }  # fmt: skip
+
+    def state_size(self, seq_id: int) -> int:
+        return int(llama_cpp.llama_state_seq_get_size(self._context, self._check_id(seq_id)))
+
     def state_save(self, seq_id: int) -> bytes:
-        size = int(llama_cpp.llama_state_seq_get_size(self._context, self._check_id(seq_id)))
+        size = self.state_size(seq_id)
         buffer = (ctypes.c_uint8 * size)()
         written = int(llama_cpp.llama_state_seq_get_data(self._context, buffer, size, seq_id))
         if not 0 < written <= size:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ctypes
+import hashlib
+import json
 import os
 import threading
 from pathlib import Path
@@ -105,6 +107,11 @@ class NativeModel:
         buffer = ctypes.create_string_buffer(256)
         llama_cpp.llama_model_desc(self.pointer, buffer, 256)
         return buffer.value.decode("utf-8", "replace")
+
+    @property
+    def metadata_hash(self) -> str:
+        """Of everything the file says about itself."""
+        return hashlib.sha256(json.dumps(sorted(self.metadata.items())).encode()).hexdigest()
 
     @property
     def n_bytes(self) -> int:

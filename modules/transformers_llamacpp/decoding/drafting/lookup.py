@@ -21,6 +21,10 @@ RECENT = 16
 BACKWARDS = 64
 """Tokens that a place is compared with the end of the text, at most."""
 
+SHORT, TRUST = 2, 2
+"""A draft is at most `TRUST` times as long as the context agrees, or `SHORT`: a word occurs in many places, a passage that is
+being copied in one. Measured on edits of short texts: half of the drafted tokens, nearly all of the accepted ones."""
+
 BITS = 32
 """Of a token id in the key of an n-gram."""
 
@@ -30,8 +34,9 @@ class PromptLookup:
 
     The longest n-gram that occurred before wins, from `max_ngram` tokens down to one. Of its places, the `RECENT` last
     ones and the first, the one whose context agrees furthest backwards is continued (looking at `BACKWARDS` tokens);
-    of equals the last. A draft ends where the text does, unless the text has become periodic: where the last period
-    was seen twice, it goes on for as many tokens as wanted ("abab" drafts "abababab").
+    of equals the last. The longer the agreement, the longer the draft, up to `num_tokens`. A draft ends where the text
+    does, unless the text has become periodic: where the last period was seen twice, it goes on for as many tokens as
+    wanted ("abab" drafts "abababab").
 
     Every token is indexed once, with `max_ngram` dictionary writes; a draft looks at a bounded number of places however
     long the text is. Memory: up to about 150 bytes for each token and length of n-gram, less where n-grams repeat.
@@ -78,7 +83,8 @@ class PromptLookup:
         if found is None:
             return EMPTY
         place, agreement = found
-        return Draft(self._continue(place, agreement, min(limit, self.num_tokens)))
+        trusted = max(SHORT, TRUST * agreement)
+        return Draft(self._continue(place, agreement, min(limit, self.num_tokens, trusted)))
 
     def verified(self, drafted: int, accepted: int) -> None:
         """What came of a draft is in the next text."""

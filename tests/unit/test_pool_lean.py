@@ -1,0 +1,85 @@
+"""Idle texts leave the buffer before others start, and come back without being evaluated."""
+
+from __future__ import annotations
+
+import pytest
+
+from transformers_llamacpp import pool
+from transformers_llamacpp.engine import Engine, Usage
+from unit.naive import counts, make, say
+
+CHATS = [[n, *range(10, 22), n, n] for n in range(4)]
+SYSTEM = list(range(1, 9))
+
+
+@pytest.fixture(autouse=True)
+def spare(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pool, "SPARE", 4)
+
+
+def turn(engine: Engine, text: list[int]) -> Usage:
+    sequence, usage = say(engine, text)
+    engine.release([sequence])
+    engine.check()
+    return usage
+
+
+def resident(engine: Engine) -> int:
+    """Cells in use."""
+    return len(engine.backend.cells)  # type: ignore[attr-defined]
+
+
+def test_chats_that_take_turns_do_not_pay_for_each_other() -> None:
+    engine = make(n_cells=256)
+    for text in CHATS:
+        turn(engine, text)
+        assert resident(engine) == len(text)
+    for number in range(3):
+        for text in CHATS:
+            text += [30, 31 - number]
+            assert counts(turn(engine, text)) == (len(text) - 2, 2)
+            assert resident(engine) == len(text)
+
+
+def test_a_shared_beginning_is_taken_from_host_memory_and_stays_there() -> None:
+    engine = make(n_cells=256)
+    first, second, third = ([*SYSTEM, *[n] * 12] for n in (20, 21, 22))
+    turn(engine, first)
+    turn(engine, second)  # forked from what is resident
+    turn(engine, [30] * 10)
+    assert resident(engine) == 10
+    assert counts(turn(engine, third)) == (len(SYSTEM), 12)
+    assert resident(engine) == len(third)  # of the first one only the beginning came back
+    assert counts(turn(engine, [*first, 5])) == (len(first), 1)
+    assert counts(turn(engine, [*second, 5])) == (len(second), 1)
+
+
+def test_held_texts_stay() -> None:
+    engine = make(n_cells=256)
+    held, _ = say(engine, CHATS[0])
+    turn(engine, CHATS[1])
+    turn(engine, CHATS[2])
+    assert held.resident
+    assert resident(engine) == len(CHATS[0]) + len(CHATS[2])
+
+
+def test_few_tokens_are_not_worth_it() -> None:
+    engine = make(n_cells=256)
+    turn(engine, [1, 2, 3])
+    turn(engine, [4, 5, 6])
+    assert resident(engine) == 6
+
+
+@pytest.mark.parametrize("window", [0, 3])
+def test_without_room_in_host_memory_they_stay(window: int) -> None:
+    engine = make(n_cells=256, window=window, host_cache_bytes=1 << 20 if window else 10)
+    turn(engine, CHATS[0])
+    turn(engine, CHATS[1])
+    assert {tuple(s.tokens) for s in engine.pool.sequences if s.resident} == {tuple(CHATS[0]), tuple(CHATS[1])}
+
+
+def test_recurrent_states_come_back_whole() -> None:
+    engine = make(n_cells=256, recurrent=True)
+    for text in CHATS:
+        turn(engine, text)
+    assert counts(turn(engine, [*CHATS[0], 9])) == (len(CHATS[0]), 1)
