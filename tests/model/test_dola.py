@@ -23,6 +23,8 @@ from transformers_llamacpp import InvalidInputError, LlamaCppCache
 from transformers_llamacpp.compat import cache_of
 from transformers_llamacpp.decoding.dola import candidate_layers
 
+pytestmark = pytest.mark.once
+
 A = [504, 1463, 282, 260, 4469, 7057, 5634, 351]  # The history of the Roman Empire begins with
 B = [1604, 3987, 46477, 24, 94]
 C = [2683, 359, 253, 30879, 284, 551, 44222, 11173, 30]

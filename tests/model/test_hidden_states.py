@@ -21,6 +21,8 @@ from transformers_llamacpp.hidden import LastHiddenState
 from transformers_llamacpp.native.graph import no_layers
 from transformers_llamacpp.native.layers import LayerRecorder
 
+pytestmark = pytest.mark.once
+
 A = [504, 1463, 282, 260, 4469, 7057, 5634, 351]  # The history of the Roman Empire begins with
 B = [1604, 3987, 46477, 24, 94]
 C = [2683, 359, 253, 30879, 284, 551, 44222, 11173, 30]

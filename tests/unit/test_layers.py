@@ -15,6 +15,8 @@ from transformers_llamacpp.native.layers import LayerRecorder
 from transformers_llamacpp.rows import Feed, feed
 from unit.naive import expected_logits, ids, job, make
 
+pytestmark = pytest.mark.once
+
 A, B = [5, 6, 7, 8, 9], [3, 4]
 
 

@@ -15,6 +15,8 @@ from transformers_llamacpp.decoding.drafting.draft import EMPTY, Draft
 from transformers_llamacpp.decoding.drafting.lookup import PromptLookup
 from transformers_llamacpp.errors import InvalidInputError
 
+pytestmark = pytest.mark.once
+
 TEXTS = st.lists(st.integers(0, 3), min_size=1, max_size=80)
 
 

@@ -13,6 +13,8 @@ from hypothesis import strategies as st
 
 from transformers_llamacpp.decoding.drafting.pace import FixedPace, Pace
 
+pytestmark = pytest.mark.once
+
 TOKENS = 256
 PROMISED = 1 / 0.95
 

@@ -8,6 +8,8 @@ from transformers_llamacpp import pool
 from transformers_llamacpp.engine import Engine, Usage
 from unit.naive import counts, make, say
 
+pytestmark = pytest.mark.once
+
 CHATS = [[n, *range(10, 22), n, n] for n in range(4)]
 SYSTEM = list(range(1, 9))
 

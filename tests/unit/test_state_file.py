@@ -13,6 +13,8 @@ from hypothesis import strategies as st
 from transformers_llamacpp.errors import StateError
 from transformers_llamacpp.state_file import SavedRow, read_state, write_state
 
+pytestmark = pytest.mark.once
+
 MODEL = {"metadata": "abc", "type_k": "f16", "bytes": 7}
 ROWS = [SavedRow(array("i", [1, 2, -1]), b"\0\1\1\1", b"state"), SavedRow(array("i", []), None, b"")]
 

@@ -10,6 +10,8 @@ import torch
 from transformers_llamacpp.decoding.drafting.draft import EMPTY, Draft
 from transformers_llamacpp.decoding.verify import Chooser
 
+pytestmark = pytest.mark.once
+
 N = 20_000
 CHI_SQUARE = {4: 18.5}  # degrees of freedom: 0.001
 

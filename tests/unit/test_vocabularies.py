@@ -8,6 +8,8 @@ import pytest
 
 from transformers_llamacpp.decoding.drafting.vocabularies import same_vocabulary, vocabulary_difference
 
+pytestmark = pytest.mark.once
+
 WORDS = [b"word %d" % i for i in range(500)]
 
 
