@@ -328,7 +328,8 @@ class LlamaCppCache(Cache):
         """Write all rows to a file, for `load` in this or another process; the cache itself stays as it is.
 
         Takes as many bytes as the tokens take in the KV buffer. The file belongs to this model file and its cache types.
-        Replaces an older file at once and whole. Raises `StateError` where it cannot be written.
+        Replaces an older file at once and whole, and only its owner may read it. Raises `StateError` where it cannot be
+        written.
         """
         self._alive()
         rows = [

@@ -78,7 +78,18 @@ class LlamaCppGenerationMixin:
 
         Contrastive search (`penalty_alpha`, `top_k`), group beam search (`num_beam_groups`, `diversity_penalty`),
         constrained beam search (`constraints`, `force_words_ids`) and DoLa (`dola_layers`) run here, without the hub and
-        `trust_remote_code`.
+        `trust_remote_code`. So do the following, with transformers' own arguments:
+
+        guidance_scale, negative_prompt_ids, negative_prompt_attention_mask: classifier-free guidance, both sides in one
+            decode. One negative prompt `(1, length)` for all rows, or one for each prompt. It counts against `n_ctx`.
+        prompt_lookup_num_tokens, max_matching_ngram_size: drafts from what the text says already, at most as many tokens.
+        assistant_model: drafts; a `LlamaCppForCausalLM` or a causal model of transformers. With other tokens than this model
+            it needs `tokenizer` (this model's) and `assistant_tokenizer`. Without it `model.assistant_model` drafts, if set.
+            `num_assistant_tokens`, `num_assistant_tokens_schedule` and `assistant_confidence_threshold` are this call's, else
+            those of the assistant's generation config, which is never changed.
+
+        Drafts change nothing but the time: greedy search gives the same text, sampling the same distribution, and processors,
+        criteria and streamers see verified tokens only. What does not pay is paused.
         """
         named = dict(zip(POSITIONAL, args, strict=False))
         if len(args) > len(named) or named.keys() & kwargs.keys():
