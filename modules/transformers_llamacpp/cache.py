@@ -376,17 +376,27 @@ class LlamaCppCache(Cache):
 
     def matches(self, ids: npt.NDArray[np.int64], mask: npt.NDArray[np.bool_] | None) -> int:
         """How many leading columns of `ids` (and `mask`) are what this cache holds already."""
-        limit = min(self._columns, ids.shape[1])
-        for index, row in enumerate(self._rows):
-            real = self._past_mask(row)[:limit]
-            stored = np.full(limit, -1, np.int64)
-            stored[real] = np.array(row.sequence.tokens[: int(real.sum())], np.int64)
-            same = (stored == ids[index, :limit]) | ~real
-            if mask is not None:
-                same &= mask[index, :limit] == real
-            if not same.all():
-                limit = int(np.argmin(same))
-        return limit
+        return min(
+            self._match(row, ids[index], None if mask is None else mask[index]) for index, row in enumerate(self._rows)
+        )
+
+    def best_rows(self, ids: npt.NDArray[np.int64], mask: npt.NDArray[np.bool_] | None) -> list[int]:
+        """For each row of `ids` the row of this cache that shares most leading columns with it, of equals the first."""
+        best = []
+        for index, text in enumerate(ids):
+            known = [self._match(row, text, None if mask is None else mask[index]) for row in self._rows]
+            best.append(known.index(max(known)))
+        return best
+
+    def _match(self, row: Row, ids: npt.NDArray[np.int64], mask: npt.NDArray[np.bool_] | None) -> int:
+        limit = min(self._columns, len(ids))
+        real = self._past_mask(row)[:limit]
+        stored = np.full(limit, -1, np.int64)
+        stored[real] = np.array(row.sequence.tokens[: int(real.sum())], np.int64)
+        same = (stored == ids[:limit]) | ~real
+        if mask is not None:
+            same &= mask[:limit] == real
+        return limit if same.all() else int(np.argmin(same))
 
     def feed(
         self, feed_: Feed, past_mask: npt.NDArray[np.bool_] | None, usage: Usage
@@ -436,8 +446,9 @@ class LlamaCppCache(Cache):
         self._alive()
         if self._rows and len(self._rows) != feed_.n_rows:
             raise InvalidInputError(
-                f"the cache has {len(self._rows)} rows and the input {feed_.n_rows}: use "
-                "cache.batch_repeat_interleave(n), or a cache of its own for each batch"
+                f"the cache has {len(self._rows)} rows and the input {feed_.n_rows}: choose rows with "
+                "cache.batch_select_indices(indices), repeat them with cache.batch_repeat_interleave(n), or use a cache of its "
+                "own for each batch"
             )
         self._check_past(past_mask)
 

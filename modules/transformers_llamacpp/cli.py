@@ -178,7 +178,8 @@ def _serve(arguments: argparse.Namespace) -> int:
 def _generate(arguments: argparse.Namespace) -> int:
     from .terminal import print_completion
 
-    prompt = sys.stdin.read() if arguments.prompt == "-" else arguments.prompt
+    # what ends the last line of a file or an echo is no part of the prompt
+    prompt = sys.stdin.read().removesuffix("\n") if arguments.prompt == "-" else arguments.prompt
     with _load(arguments.model, arguments) as model:
         print_completion(model, prompt, _sampling(arguments))
     return 0

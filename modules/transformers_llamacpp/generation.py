@@ -12,7 +12,7 @@ from transformers import GenerationConfig, GenerationMixin, UnbatchedClassifierF
 
 from . import compat
 from .cache import LlamaCppCache
-from .decoding import Guidance, GuidanceProcessor, method_for
+from .decoding import Guidance, GuidanceProcessor, check_scale, method_for
 from .errors import ContextOverflowError, InvalidInputError
 from .request import Request, current_request
 
@@ -131,14 +131,18 @@ class LlamaCppGenerationMixin:
         past = cache.get_seq_length()
         if not isinstance(ids, torch.Tensor) or ids.ndim != 2 or not past or not ids.shape[1] or cache.has_embeddings:
             return
-        if mask is not None and mask.shape[-1] != ids.shape[1]:
-            return  # only the new tokens, and a mask of the whole length
         rows = ids.shape[0]
-        if cache.batch_size == 1 and rows > 1:
-            cache.batch_repeat_interleave(rows)
-        if cache.batch_size != rows:
-            return  # forward() takes it where rows repeat, and explains otherwise
-        known = cache.matches(ids.cpu().numpy(), None if mask is None else mask.cpu().numpy() != 0)
+        if mask is not None and mask.shape[-1] != ids.shape[1]:
+            if mask.shape[-1] != past + ids.shape[1]:
+                raise InvalidInputError(
+                    f"attention_mask has {mask.shape[-1]} columns; with {ids.shape[1]} tokens in the input and {past} in the "
+                    f"cache it needs {ids.shape[1]} (the input is the whole text) or {past + ids.shape[1]} (it goes on)"
+                )
+            return  # only the new tokens, and a mask of the whole length
+        tokens, real = ids.cpu().numpy(), None if mask is None else mask.cpu().numpy() != 0
+        if cache.batch_size != rows:  # as after beams or return sequences: each text goes on from the row that knows it best
+            cache.batch_select_indices(torch.tensor(cache.best_rows(tokens, real)))
+        known = cache.matches(tokens, real)
         if known == 0:
             logger.warning(
                 "the input shares no token with the %d columns of the cache and is taken as a new text; to go on with new "
@@ -157,9 +161,10 @@ class LlamaCppGenerationMixin:
         else:
             request.longest_row = ids.shape[1]
         negative, its_mask = kwargs.get("negative_prompt_ids"), kwargs.get("negative_prompt_attention_mask")
-        if isinstance(negative, torch.Tensor) and negative.ndim == 2:
-            mask = negative.new_ones(negative.shape) if its_mask is None else its_mask
-            request.negative_row = int((mask != 0).sum(dim=1).max()) if negative.numel() else 0
+        if isinstance(negative, torch.Tensor) and negative.ndim == 2 and negative.numel():
+            request.negative_row = negative.shape[1]
+            if isinstance(its_mask, torch.Tensor) and its_mask.shape == negative.shape:
+                request.negative_row = int((its_mask != 0).sum(dim=1).max())
 
     # -- hooks of GenerationMixin ----------------------------------------------------------------------------------
 
@@ -246,6 +251,7 @@ class LlamaCppGenerationMixin:
 
     def _get_logits_processor(self, generation_config: Any, *args: Any, **kwargs: Any) -> Any:
         """transformers' processors, with the guidance of its own (one more forward pass for each row and token) replaced."""
+        check_scale(generation_config.guidance_scale)
         processors = super()._get_logits_processor(generation_config, *args, **kwargs)  # type: ignore[misc]
         request = current_request.get()
         if request is None or generation_config.guidance_scale in (None, 1):

@@ -14,7 +14,7 @@ import pytest
 import torch
 from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList, StoppingCriteria, StoppingCriteriaList
 
-from transformers_llamacpp import InvalidInputError, LlamaCppCache, LlamaCppError
+from transformers_llamacpp import ClosedError, InvalidInputError, LlamaCppCache, LlamaCppError
 from transformers_llamacpp.decoding import speculation
 from transformers_llamacpp.decoding.drafting.pace import FixedPace
 
@@ -290,10 +290,40 @@ def test_what_fails_in_the_middle_of_a_draft_leaves_the_verified_text(tiny_llama
             tiny_llama, past_key_values=cache, assistant_model=twin, num_assistant_tokens=6,
             logits_processor=LogitsProcessorList([Failing()]),
         )  # fmt: skip
-    verified = generate(tiny_llama)[: len(TEXT) + 3]
-    assert cache.tokens(0) == verified
+    assert cache.tokens(0) == generate(tiny_llama)[: len(TEXT) + 4]  # as plain decoding leaves it
     assert generate(tiny_llama, past_key_values=cache) == generate(tiny_llama)
     cache.close()
+
+
+@pytest.mark.parametrize("place", [2, 3, 5, 7])
+def test_a_stop_in_the_middle_of_a_draft_leaves_a_cache_to_go_on_with(model: Any, place: int) -> None:
+    cache = LlamaCppCache(model)
+    stop = StoppingCriteriaList([lambda ids, scores, **kwargs: torch.tensor([ids.shape[1] >= len(TEXT) + place])])
+    draft = {"assistant_model": model, "num_assistant_tokens": 6, "assistant_confidence_threshold": 0}
+    first = generate(model, past_key_values=cache, stopping_criteria=stop, **draft)
+    assert first == generate(model)[: len(TEXT) + place]
+    assert cache.tokens(0) == first[:-1]
+    new, mask = torch.tensor([[first[-1], 60, 61]]), torch.ones((1, len(first) + 2), dtype=torch.long)
+    call = {"max_new_tokens": 5, "do_sample": False, "eos_token_id": None, "pad_token_id": 0}
+    got = model.generate(new, attention_mask=mask, past_key_values=cache, **call)[0, 3:].tolist()
+    assert got == generate(model, [*first, 60, 61], max_new_tokens=5)[-5:]
+    cache.close()
+
+
+def test_an_exception_of_the_callers_own_is_what_the_caller_sees(model: Any) -> None:
+    def fails(ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        if ids.shape[1] == 3:
+            raise ZeroDivisionError
+        return scores
+
+    embeds = torch.zeros((1, 4, model.config.hidden_size))
+    for drafts in ({}, LOOKUP, {"assistant_model": model}):
+        with pytest.raises(ZeroDivisionError):
+            model.generate(
+                inputs_embeds=embeds, max_new_tokens=8, eos_token_id=None, logits_processor=LogitsProcessorList([fails]),
+                **drafts,
+            )  # fmt: skip
+    assert generate(model, max_new_tokens=3) == generate(model, max_new_tokens=3, **LOOKUP)
 
 
 def test_a_padded_row(tiny_llama: Any, twin: Any) -> None:
@@ -440,7 +470,10 @@ def test_an_ensemble_weight_lets_more_of_the_assistant_through(tiny_llama: Any, 
     [
         ({"prompt_lookup_num_tokens": 0}, "prompt_lookup_num_tokens=0"),
         ({"prompt_lookup_num_tokens": 3, "max_matching_ngram_size": 0}, "max_matching_ngram_size"),
+        ({"prompt_lookup_num_tokens": 2.5}, "no whole number"),
+        ({"prompt_lookup_num_tokens": 3, "max_matching_ngram_size": "2"}, "no whole number"),
         ({"assistant_model": "a model"}, "assistant_model is a str"),
+        ({"assistant_model": torch.nn.Linear(2, 2)}, "assistant_model is a Linear"),
         ({"assistant_early_exit": 2}, "assistant_early_exit"),
     ],
 )
@@ -454,6 +487,34 @@ def test_bad_settings_are_errors_before_anything_is_computed(tiny_llama: Any, ca
 def test_an_assistant_that_may_draft_nothing(tiny_llama: Any, twin: Any, tokens: int) -> None:
     with pytest.raises(InvalidInputError, match="num_assistant_tokens"):
         generate(tiny_llama, assistant_model=twin, num_assistant_tokens=tokens)
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        {"num_assistant_tokens": "x"},
+        {"num_assistant_tokens": 2.5},
+        {"num_assistant_tokens_schedule": "nonsense"},
+        {"assistant_confidence_threshold": "x"},
+        {"tokenizer": 5, "assistant_tokenizer": "x"},
+    ],
+)
+def test_bad_settings_of_an_assistant(tiny_llama: Any, twin: Any, call: dict[str, Any]) -> None:
+    with pytest.raises(InvalidInputError, match=next(iter(call))):
+        generate(tiny_llama, assistant_model=twin, **call)
+    assert tiny_llama.last_stats.decode_calls == 0
+
+
+def test_a_closed_assistant(tiny_llama: Any, load: Callable[..., Any], tiny_llama_path: Path) -> None:
+    assistant = load(tiny_llama_path)
+    assistant.close()
+    with pytest.raises(ClosedError, match=r"the assistant .*tiny-llama.* was closed"):
+        generate(tiny_llama, assistant_model=assistant)
+
+
+def test_a_model_that_writes_nothing(tiny_llama: Any) -> None:
+    with pytest.raises(InvalidInputError, match="a LlamaModel, which writes no text"):
+        generate(tiny_llama, assistant_model=small_llama(tiny_llama.config.vocab_size).model)
 
 
 # -- PyTorch, and other vocabularies -----------------------------------------------------------------------------------
@@ -536,6 +597,9 @@ def test_the_hook_with_another_vocabulary(smollm2_f32: Any, load: Callable[..., 
     expected = generate(smollm2_f32, ids)
     smollm2_f32.assistant_model, smollm2_f32.assistant_tokenizer = gemma, gemma.tokenizer
     try:
+        assert generate(smollm2_f32, ids) == expected
+        assert smollm2_f32.last_stats.drafted_tokens > 0
+        smollm2_f32.assistant_tokenizer = None  # then each file's own
         assert generate(smollm2_f32, ids) == expected
         assert smollm2_f32.last_stats.drafted_tokens > 0
     finally:

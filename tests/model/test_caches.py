@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from compare import evaluates, same_greedy
-from transformers_llamacpp import ClosedError, LlamaCppCache
+from transformers_llamacpp import ClosedError, InvalidInputError, LlamaCppCache
 from transformers_llamacpp.compat import CACHE_NAME, cache_of
 
 PROMPT = [504, 1463, 282, 260, 4469, 7057, 5634, 351]  # The history of the Roman Empire begins with
@@ -196,3 +196,46 @@ def test_a_second_chat_turn_evaluates_only_what_is_new(smollm2_f32: Any) -> None
     with evaluates(smollm2_f32, 1 + new + 2):  # the end token itself was never evaluated
         generate(smollm2_f32, second, 3)
     assert smollm2_f32.last_stats.reused_tokens == len(first) + len(answer) - 1
+
+
+@pytest.mark.parametrize("name", ["tiny_llama", "tiny_swa", "tiny_mamba", "tiny_hybrid"])
+@pytest.mark.parametrize("way", [{"num_beams": 2}, {"num_beams": 3, "num_return_sequences": 2}])
+def test_a_cache_of_beams_goes_on(request: pytest.FixtureRequest, name: str, way: dict[str, int]) -> None:
+    """It has more rows than the next input; each text goes on from the row that knows it best."""
+    model = request.getfixturevalue(name)
+    call = {"max_new_tokens": 5, "do_sample": False, "eos_token_id": None, "pad_token_id": 0, **way}
+    cache = LlamaCppCache(model)
+    text = [40, 41, 42, 43, 44, 45]
+    first = model.generate(torch.tensor([text]), past_key_values=cache, **call).tolist()
+    assert model.generate(torch.tensor([text]), past_key_values=cache, **call).tolist() == first
+    turn = [*first[-1], 50, 51]
+    got = model.generate(torch.tensor([turn]), past_key_values=cache, **call).tolist()
+    cache.close()
+    model.forget()
+    assert got == model.generate(torch.tensor([turn]), **call).tolist()
+
+
+def test_a_cache_of_return_sequences_goes_on_with_any_of_them(tiny_llama: Any) -> None:
+    call = {"max_new_tokens": 6, "eos_token_id": None, "pad_token_id": 0}
+    cache = LlamaCppCache(tiny_llama)
+    torch.manual_seed(2)
+    samples = tiny_llama.generate(
+        torch.tensor([[40, 41, 42]]), past_key_values=cache, do_sample=True, num_return_sequences=3, **call
+    ).tolist()
+    assert len({tuple(text) for text in samples}) == 3
+    for text in (samples[2], samples[1]):
+        turn = [*text, 60]
+        got = tiny_llama.generate(torch.tensor([turn]), past_key_values=cache, do_sample=False, **call).tolist()
+        assert got == tiny_llama.generate(torch.tensor([turn]), do_sample=False, **call).tolist()
+    cache.close()
+
+
+def test_a_mask_that_fits_neither_the_text_nor_what_is_new(tiny_llama: Any) -> None:
+    cache = LlamaCppCache(tiny_llama)
+    tiny_llama(torch.tensor([[40, 41, 42, 43]]), past_key_values=cache)
+    with pytest.raises(InvalidInputError, match=r"attention_mask has 9 columns; .* needs 2 .* or 6"):
+        tiny_llama.generate(
+            torch.tensor([[50, 51]]), attention_mask=torch.ones((1, 9), dtype=torch.long), past_key_values=cache,
+            max_new_tokens=2,
+        )  # fmt: skip
+    cache.close()

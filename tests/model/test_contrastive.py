@@ -280,10 +280,6 @@ def test_settings_may_come_from_the_models_own_config(tiny_llama: Any) -> None:
     assert off == tiny_llama.generate(torch.tensor([[3, 7, 1]]), **call)[0, 3:].tolist()
 
 
-def test_drafting_changes_nothing(tiny_llama: Any) -> None:
-    assert generate(tiny_llama, [3, 7, 1, 3, 7], prompt_lookup_num_tokens=3) == generate(tiny_llama, [3, 7, 1, 3, 7])
-
-
 def test_guidance(tiny_llama: Any) -> None:
     """The guided scores are what candidates are chosen from."""
     prompt, scale = [3, 7, 1, 9], 1.5

@@ -278,9 +278,11 @@ def test_other_calls_at_the_same_time(model: Any) -> None:
         ({"prompt_lookup_num_tokens": 3}, "prompt_lookup_num_tokens drafts for one text"),
         ({"num_beams": 2, "force_words_ids": [[5]]}, "constraints"),
         ({"dola_layers": "middle"}, "'middle'"),
+        ({"dola_layers": 0}, "dola_layers=0 names no layer"),
+        ({"dola_layers": True}, "dola_layers=True names no layer"),
         ({"dola_layers": [30]}, "from 0 to 29"),
     ],
-    ids=["beams", "contrastive", "lookup", "constraints", "no word", "no layer"],
+    ids=["beams", "contrastive", "lookup", "constraints", "no word", "zero", "true", "no layer"],
 )
 def test_what_does_not_go_together(model: Any, kwargs: dict[str, Any], what: str) -> None:
     with pytest.raises(InvalidInputError, match=what):

@@ -168,12 +168,37 @@ def test_bad_negative_prompts(tiny_llama: Any, negative: Any, message: str) -> N
     assert tiny_llama.last_stats.decode_calls == 0
 
 
-def test_a_mask_of_another_shape(tiny_llama: Any) -> None:
-    with pytest.raises(InvalidInputError, match="the negative prompt: attention_mask has shape"):
+@pytest.mark.parametrize(
+    ("mask", "message"),
+    [
+        (torch.ones((1, 2), dtype=torch.long), r"negative_prompt_attention_mask is of shape \(1, 2\)"),
+        (torch.ones(4, dtype=torch.long), r"negative_prompt_attention_mask is of shape \(4,\)"),
+        ([[1, 1, 1, 1]], "negative_prompt_attention_mask is a list"),
+        (torch.zeros((1, 4), dtype=torch.long), "row 0 of negative_prompt_ids has no token"),
+    ],
+)
+def test_bad_masks(tiny_llama: Any, mask: Any, message: str) -> None:
+    with pytest.raises(InvalidInputError, match=message):
         tiny_llama.generate(
             **batch(PROMPTS[0]), guidance_scale=2.0, negative_prompt_ids=torch.tensor([NEGATIVE]), max_new_tokens=2,
-            negative_prompt_attention_mask=torch.ones((1, 2), dtype=torch.long),
+            negative_prompt_attention_mask=mask,
         )  # fmt: skip
+
+
+@pytest.mark.parametrize("use_cache", [True, False])
+def test_padding_behind_a_negative_prompt(tiny_llama: Any, use_cache: bool) -> None:
+    expected = plain(tiny_llama, PROMPTS[:1], 1.7, [NEGATIVE], do_sample=False)
+    got = tiny_llama.generate(
+        **batch(PROMPTS[0]), guidance_scale=1.7, negative_prompt_ids=torch.tensor([[*NEGATIVE, 0, 0]]), max_new_tokens=NEW,
+        negative_prompt_attention_mask=torch.tensor([[1, 1, 1, 1, 0, 0]]), do_sample=False, use_cache=use_cache,
+    )  # fmt: skip
+    assert got.tolist() == expected.tolist()
+
+
+@pytest.mark.parametrize("scale", ["2", float("nan"), float("inf"), [2]])
+def test_a_scale_that_is_no_number(tiny_llama: Any, scale: Any) -> None:
+    with pytest.raises(InvalidInputError, match="guidance_scale"):
+        tiny_llama.generate(**batch(PROMPTS[0]), guidance_scale=scale, max_new_tokens=2)
 
 
 def test_the_negative_prompt_counts_against_the_context(load: Callable[..., Any], tiny_llama_path: Path) -> None:

@@ -16,12 +16,12 @@ import torch
 
 from . import beams, constrained, contrastive, dola
 from .constraints import Constraint, DisjunctiveConstraint, PhrasalConstraint
-from .guidance import Guidance, GuidanceProcessor
+from .guidance import Guidance, GuidanceProcessor, check_scale
 from .speculation import Speculation
 
 __all__ = [
     "METHODS", "Constraint", "DisjunctiveConstraint", "Guidance", "GuidanceProcessor", "Method", "PhrasalConstraint",
-    "method_for",
+    "check_scale", "method_for",
 ]  # fmt: skip
 
 
@@ -92,6 +92,6 @@ def _setting(name: str, model: Any, generation_config: Any, kwargs: dict[str, An
     value = kwargs[name] if name in kwargs else getattr(generation_config, name, None)
     if value is None and name not in kwargs:
         value = getattr(model.generation_config, name, None)
-    if name == "prompt_lookup_num_tokens":
+    if name in ("prompt_lookup_num_tokens", "dola_layers"):
         return value is not None  # 0 is a mistake, and told
     return isinstance(value, list) or value not in UNSET

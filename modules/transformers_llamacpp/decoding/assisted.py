@@ -11,6 +11,7 @@ random numbers as plain sampling would: the same seed gives the same text.
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable
 from typing import Any
@@ -18,9 +19,10 @@ from typing import Any
 import torch
 
 from .. import compat
+from ..errors import LlamaCppError
 from ..hidden import at_column
 from ..sequence import EMBEDDED
-from .common import Rows, Trace, first_step, request_of_call
+from .common import Rows, Trace, cache_survives, first_step, request_of_call
 from .drafting.combined import Drafters
 from .drafting.draft import EMPTY, Draft
 from .text import GrowingText
@@ -71,8 +73,11 @@ def assisted_decoding(
                     ended = rows.ended(text.ids, trace.scores)
                     if ended or not as_drafted:
                         break
-            finally:
-                cache.go_back(before + len(text) - 1, bookmark)
+            except BaseException:
+                with contextlib.suppress(LlamaCppError):  # what is on its way up is what the caller has to see
+                    cache.go_back(min(cache.get_seq_length(), before + len(text)), bookmark)
+                raise
+            cache.go_back(before + len(text) - 1, bookmark)
             request.drafted_tokens += len(draft)
             request.accepted_tokens += accepted
             if seconds is not None:
@@ -98,6 +103,10 @@ def assisted_decoding(
         drafters.close()
     if streamer is not None:
         streamer.end()
+    if cache_survives(cache, generation_config):
+        missing = text.ids[:, cache.get_seq_length() - before : -1]
+        if missing.shape[1]:  # a memory that cannot be rewound went back further than the draft
+            model(missing, logits_to_keep=1, **{compat.CACHE_NAME: cache})
     return trace.output(text.ids.clone(), cache)
 
 

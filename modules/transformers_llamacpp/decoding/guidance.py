@@ -11,6 +11,7 @@ every loop, and whatever a loop asks the model for, the unconditional logits of 
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -23,7 +24,7 @@ from ..engine import Usage
 from ..errors import InvalidInputError
 from ..rows import Feed
 
-__all__ = ["Guidance", "GuidanceProcessor"]
+__all__ = ["Guidance", "GuidanceProcessor", "check_scale"]
 
 
 class Guidance:
@@ -35,6 +36,8 @@ class Guidance:
 
     def __init__(self, model: Any, negative_ids: torch.Tensor | None, negative_mask: torch.Tensor | None) -> None:
         self._model = model
+        if negative_ids is not None:
+            negative_ids, negative_mask = _left_padded(negative_ids, negative_mask)
         self._negative = None if negative_ids is None else _read(model, negative_ids, negative_mask)
         self._negative_ids, self._negative_mask = negative_ids, negative_mask
         self._cache: LlamaCppCache | None = None
@@ -153,10 +156,34 @@ def _times(rows: int, given: int) -> int:
     return times
 
 
-def _read(model: Any, ids: torch.Tensor, mask: torch.Tensor | None) -> Feed:
+def check_scale(scale: Any) -> None:
+    """Raises `InvalidInputError` for what is no number."""
+    if scale is not None and (not isinstance(scale, (int, float)) or not math.isfinite(scale)):
+        raise InvalidInputError(f"guidance_scale={scale!r} is no number; 1 is no guidance, more follows the prompt closer")
+
+
+def _left_padded(ids: Any, mask: Any) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """The negative prompts with their padding in front, because text is going to follow them."""
     if not isinstance(ids, torch.Tensor) or ids.ndim != 2 or not ids.numel():
         what = f"of shape {tuple(ids.shape)}" if isinstance(ids, torch.Tensor) else f"a {type(ids).__name__}"
         raise InvalidInputError(f"negative_prompt_ids is {what}; a tensor of ids (1 or rows, length) is needed")
+    if mask is None:
+        return ids, None
+    if not isinstance(mask, torch.Tensor) or mask.shape != ids.shape:
+        what = f"of shape {tuple(mask.shape)}" if isinstance(mask, torch.Tensor) else f"a {type(mask).__name__}"
+        raise InvalidInputError(
+            f"negative_prompt_attention_mask is {what}; a tensor of the shape of negative_prompt_ids, {tuple(ids.shape)}, is "
+            "needed"
+        )
+    real = mask != 0
+    if not real.any(dim=1).all():
+        row = int((~real.any(dim=1)).nonzero()[0])
+        raise InvalidInputError(f"row {row} of negative_prompt_ids has no token at all: its attention mask is all zeros")
+    order = torch.argsort(real.long(), dim=1, stable=True)
+    return ids.gather(1, order), mask.gather(1, order)
+
+
+def _read(model: Any, ids: torch.Tensor, mask: torch.Tensor | None) -> Feed:
     empty = LlamaCppCache(model)
     try:
         feed: Feed = model.read_input(ids, None, mask, empty, 1)[0]

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..engine import Engine
-from ..errors import InvalidInputError, UnsupportedFeatureError
+from ..errors import ClosedError, InvalidInputError, UnsupportedFeatureError
 from .assisted import assisted_decoding
 from .drafting.assistant import AssistantDrafter, LlamaCppReader, Reader
 from .drafting.combined import Drafters, PacedDrafter, Schedule
@@ -25,6 +25,8 @@ __all__ = ["Speculation"]
 
 NUM_ASSISTANT_TOKENS, SCHEDULE, CONFIDENCE, MAX_NGRAM = 20, "constant", 0.4, 2
 """transformers' defaults."""
+
+SCHEDULES = ("constant", "heuristic", "heuristic_transient")
 
 _grown: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
 """`num_assistant_tokens` of assistants whose schedule is "heuristic", which transformers keeps between calls. It would
@@ -77,6 +79,9 @@ class Speculation:
             raise InvalidInputError(f"{name} drafts for one text that is written token by token, and {conflict}")
         if lookup is not None:
             self._lookup(config)  # raises what is wrong with it before anything is computed
+        if self.assistant is not None:
+            self._check_assistant()
+            self._settings()
         if self.assistant is None and getattr(config, "assistant_ensemble_weight", None) is not None:
             raise InvalidInputError(
                 f"assistant_ensemble_weight={config.assistant_ensemble_weight} weighs an assistant's probabilities, and "
@@ -89,7 +94,6 @@ class Speculation:
 
     def _is_direct(self) -> bool:
         """Whether the assistant's token ids mean the same as the target's. Raises where nobody can tell how they map."""
-        self._check_assistant()
         model, assistant = self.model, self.assistant
         both = self.tokenizer is not None and self.assistant_tokenizer is not None
         if isinstance(getattr(assistant, "engine", None), Engine):
@@ -98,6 +102,9 @@ class Speculation:
             same = self.tokenizer.get_vocab() == self.assistant_tokenizer.get_vocab()
         else:  # nothing but the sizes can be compared; drafts that mean something else would only be slow
             same = abs(model.config.vocab_size - assistant.config.get_text_config().vocab_size) <= PADDING
+        if not same and not both and not self.asked and isinstance(getattr(assistant, "engine", None), Engine):
+            self.tokenizer, self.assistant_tokenizer = model.tokenizer, assistant.tokenizer  # both files have their own
+            return False
         if not same and not both:
             raise InvalidInputError(
                 f"the assistant {_name(assistant)} (vocabulary of {assistant.config.get_text_config().vocab_size}) has other "
@@ -112,6 +119,18 @@ class Speculation:
             raise InvalidInputError(f"assistant_model is a {type(self.assistant).__name__}; a causal language model is needed")
         if getattr(config, "is_encoder_decoder", False):
             raise InvalidInputError(f"the assistant {_name(self.assistant)} is an encoder-decoder; use a decoder-only model")
+        if getattr(self.assistant, "generation_config", None) is None:
+            raise InvalidInputError(
+                f"the assistant {_name(self.assistant)} is a {type(self.assistant).__name__}, which writes no text; a causal "
+                "language model is needed"
+            )
+        engine = getattr(self.assistant, "engine", None)
+        if isinstance(engine, Engine) and engine.closed:
+            raise ClosedError(f"the assistant {_name(self.assistant)} was closed: load it again, or pass another one")
+        for name in ("tokenizer", "assistant_tokenizer"):
+            given = getattr(self, name)
+            if given is not None and not callable(getattr(given, "decode", None)):
+                raise InvalidInputError(f"{name} is a {type(given).__name__}; a tokenizer is needed")
 
     # -- drafters --------------------------------------------------------------------------------------------------
 
@@ -131,12 +150,8 @@ class Speculation:
 
     def _assistant_drafter(self, direct: bool, config: Any, processors: Any, keep: bool) -> PacedDrafter:
         assistant = self.assistant
-        name = self._setting("num_assistant_tokens_schedule", SCHEDULE)
-        tokens = int(self._setting("num_assistant_tokens", NUM_ASSISTANT_TOKENS))
-        if tokens < 1:
-            raise InvalidInputError(f"num_assistant_tokens={tokens}: an assistant drafts 1 token or more")
+        name, tokens, threshold = self._settings()
         schedule = Schedule(_grown.get(assistant, tokens) if name == "heuristic" else tokens, name)
-        threshold = float(self._setting("assistant_confidence_threshold", CONFIDENCE) or 0)
         llama = isinstance(getattr(assistant, "engine", None), Engine)
         reader: Reader = LlamaCppReader(assistant) if llama else TorchReader(assistant)
         if direct:
@@ -150,6 +165,19 @@ class Speculation:
             drafter = TranslatedDrafter(inner, Translator(self.tokenizer, self.assistant_tokenizer))
         cost = assistant.get_memory_footprint() / max(1, self.model.get_memory_footprint())  # what is read for each token
         return PacedDrafter(drafter, schedule, Pace(cost), functools.partial(_keep, assistant, name))
+
+    def _settings(self) -> tuple[str, int, float]:
+        """Schedule, tokens and confidence threshold of the assistant."""
+        schedule = self._setting("num_assistant_tokens_schedule", SCHEDULE)
+        if schedule not in SCHEDULES:
+            raise InvalidInputError(f"num_assistant_tokens_schedule={schedule!r} is none of {', '.join(SCHEDULES)}")
+        tokens = self._setting("num_assistant_tokens", NUM_ASSISTANT_TOKENS)
+        if not isinstance(tokens, (int, float)) or int(tokens) != tokens or tokens < 1:
+            raise InvalidInputError(f"num_assistant_tokens={tokens!r}: an assistant drafts 1 token or more")
+        threshold = self._setting("assistant_confidence_threshold", CONFIDENCE)
+        if not isinstance(threshold, (int, float)):
+            raise InvalidInputError(f"assistant_confidence_threshold={threshold!r} is no probability, a number from 0 to 1")
+        return schedule, int(tokens), float(threshold)
 
     def _setting(self, name: str, default: Any) -> Any:
         """The call's own value, else the assistant's, as transformers reads it, else transformers' default."""

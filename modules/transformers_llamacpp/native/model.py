@@ -111,7 +111,7 @@ class NativeModel:
     @property
     def metadata_hash(self) -> str:
         """Of everything the file says about itself."""
-        return hashlib.sha256(json.dumps(sorted(self.metadata.items())).encode()).hexdigest()
+        return hashlib.sha256(json.dumps(sorted(self.metadata.items())).encode()).hexdigest()[:16]
 
     @property
     def n_bytes(self) -> int:

@@ -50,6 +50,9 @@ class PromptLookup:
     """
 
     def __init__(self, num_tokens: int, max_ngram: int) -> None:
+        for name, value in (("prompt_lookup_num_tokens", num_tokens), ("max_matching_ngram_size", max_ngram)):
+            if not isinstance(value, int):
+                raise InvalidInputError(f"{name}={value!r} is no whole number")
         if num_tokens < 1:
             raise InvalidInputError(
                 f"prompt_lookup_num_tokens={num_tokens}: drafts need room for 1 token or more; leave it out (None) to "
