@@ -8,6 +8,7 @@ from __future__ import annotations
 import collections
 from array import array
 from collections.abc import Collection, Iterable
+from collections.abc import Sequence as List
 
 import numpy as np
 import numpy.typing as npt
@@ -223,20 +224,39 @@ class SequencePool:
 
         A decode reads all cells up to the last one in use, whoever's they are, so that idle texts slow down the others. All
         move, also what a text will go on with: it comes back at once, and its cells then lie at the front. Not worth it for
-        up to `SPARE` tokens, nor where only the texts themselves are there.
+        up to `SPARE` cells that no text starts from. At most `host_cache_bytes` are copied; what was used longest ago goes.
         """
         if not self.host_cache_bytes or self.backend.limits.n_swa:
             return
         idle = [s for s in self.sequences if s.resident and not s.held]
         if sum(map(len, idle)) <= SPARE:
             return
-        wanted = {id(self.match(tokens, limit)[0]) for tokens, limit in texts}
-        if sum(len(s) for s in idle if id(s) not in wanted) <= SPARE:
+        sources = [source for source in (self.match(*text)[0] for text in texts) if source is not None]
+        if self._burden(idle, sources) <= SPARE:
             return
-        for sequence in sorted(idle, key=lambda s: s.last_use):
-            if self.backend.state_size(self._id(sequence)) <= self.host_cache_bytes:
+        room = self.host_cache_bytes
+        for sequence in sorted(idle, key=lambda s: (s in sources, s.last_use), reverse=True):
+            size = self.backend.state_size(self._id(sequence))
+            if size > self.host_cache_bytes:
+                continue
+            room -= size
+            if room < 0:
+                self.close(sequence)
+            else:
                 self.park(sequence)
         self._trim_host()
+
+    @staticmethod
+    def _burden(idle: Iterable[Sequence], sources: List[Sequence]) -> int:
+        """Cells that only idle sequences hold, other than `sources`; what they share counts once."""
+        counted, cells = list(sources), 0
+        for sequence in idle:
+            if sequence in sources or not sequence.tokens:
+                continue
+            tokens = np.frombuffer(sequence.tokens, np.int32)
+            cells += len(tokens) - max((common_prefix(other.tokens, tokens, len(tokens)) for other in counted), default=0)
+            counted.append(sequence)
+        return cells
 
     def restore(self, sequence: Sequence, busy: Collection[Sequence]) -> bool:
         """Bring a saved sequence back, bit for bit, making room for it. False: it has to be evaluated again."""

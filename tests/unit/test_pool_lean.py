@@ -6,7 +6,7 @@ import pytest
 
 from transformers_llamacpp import pool
 from transformers_llamacpp.engine import Engine, Usage
-from unit.naive import counts, make, say
+from unit.naive import counts, job, make, say
 
 pytestmark = pytest.mark.once
 
@@ -85,3 +85,26 @@ def test_recurrent_states_come_back_whole() -> None:
     for text in CHATS:
         turn(engine, text)
     assert counts(turn(engine, [*CHATS[0], 9])) == (len(CHATS[0]), 1)
+
+
+def test_what_is_shared_counts_once() -> None:
+    """Beams that lost share nearly everything with the text that goes on: copying them all would not pay."""
+    engine = make(n_cells=256, n_seq_max=8)
+    trunk, _ = say(engine, CHATS[0])
+    beams = [engine.fork(trunk) for _ in range(3)]
+    for number, beam in enumerate(beams):
+        engine.evaluate([job(beam, [20 + number])], Usage())
+    engine.release([trunk, *beams])
+    assert counts(turn(engine, [*CHATS[0], 20, 9])) == (len(CHATS[0]) + 1, 1)
+    assert all(s.state is None for s in engine.pool.sequences)
+
+
+def test_no_more_is_copied_than_host_memory_takes() -> None:
+    size = 16 * len(CHATS[0])
+    engine = make(n_cells=256, host_cache_bytes=2 * size)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(pool, "SPARE", 1000)
+        for text in CHATS:
+            turn(engine, text)
+    turn(engine, [30] * 5)
+    assert [list(s.tokens) for s in engine.pool.sequences if s.state is not None] == CHATS[2:]
