@@ -8,6 +8,7 @@ shared, but forgotten before each test, so that every test starts cold. A test t
 from __future__ import annotations
 
 import os
+import signal
 import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -19,6 +20,9 @@ import models
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")  # no test may depend on the network
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # in a shell's background job, where all children would ignore Ctrl-C too
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 THREADS = int(os.environ.get("TRANSFORMERS_LLAMACPP_TEST_THREADS", "2"))
 """One where other work keeps the cores busy: llama.cpp's threads wait for each other at every tensor."""
