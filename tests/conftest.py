@@ -182,6 +182,21 @@ def load_for_module() -> Iterator[Callable[..., Any]]:
     yield from _loading()
 
 
+@pytest.fixture
+def every_round(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Drafts are made in every round, whatever they cost, so that what is counted is exact."""
+    from transformers_llamacpp.decoding import speculation
+    from transformers_llamacpp.decoding.drafting.pace import FixedPace
+
+    monkeypatch.setattr(speculation, "Pace", FixedPace)
+
+
+@pytest.fixture
+def twin(load: Callable[..., Any], tiny_llama_path: Path) -> Any:
+    """An assistant that drafts what `tiny_llama` says; of the test's own, which may change its settings."""
+    return load(tiny_llama_path, **F32)
+
+
 _live: weakref.WeakSet[Any] = weakref.WeakSet()
 
 

@@ -17,8 +17,8 @@ from transformers import LogitsProcessorList
 
 from plain_guidance import PlainGuidance
 from transformers_llamacpp import UnsupportedFeatureError
-from transformers_llamacpp.decoding import speculation
-from transformers_llamacpp.decoding.drafting.pace import FixedPace
+
+pytestmark = pytest.mark.usefixtures("every_round")
 
 TEXT = [40, 41, 42, 43, 44, 45, 40, 41, 42, 43]
 ROWS = [TEXT, [50, 51, 52, 50, 51, 52, 50, 51, 53, 60]]
@@ -64,11 +64,6 @@ class Collector:
         self.ended = True
 
 
-@pytest.fixture(scope="module")
-def twin(load_for_module: Callable[..., Any], tiny_llama_path: Path) -> Any:
-    return load_for_module(tiny_llama_path, type_k="f32", type_v="f32", flash_attn=False)
-
-
 def generate(model: Any, rows: list[list[int]], **call: Any) -> list[list[int]]:
     torch.manual_seed(11)
     call = {"max_new_tokens": NEW, "do_sample": False, "eos_token_id": None, "pad_token_id": 0} | call
@@ -107,10 +102,7 @@ def reference(model: Any, names: set[str]) -> list[list[int]]:
 
 
 @pytest.mark.parametrize("pair", PAIRS, ids=" + ".join)
-def test_right_or_one_clear_error(
-    tiny_llama: Any, twin: Any, pair: tuple[str, str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(speculation, "Pace", FixedPace)
+def test_right_or_one_clear_error(tiny_llama: Any, twin: Any, pair: tuple[str, str]) -> None:
     error = ERRORS.get(frozenset(pair))
     if error is not None:
         with pytest.raises(ValueError, match=error):
@@ -130,8 +122,7 @@ def test_a_sink_is_an_error_at_loading(load: Callable[..., Any], tiny_llama_path
         load(tiny_llama_path, n_sink=4)
 
 
-def test_drafts_with_guidance_and_streaming_together(tiny_llama: Any, twin: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(speculation, "Pace", FixedPace)
+def test_drafts_with_guidance_and_streaming_together(tiny_llama: Any, twin: Any) -> None:
     names = {"guidance", "lookup", "assistant", "streaming"}
     got = run(tiny_llama, names, twin)
     assert tiny_llama.last_stats.drafted_tokens > 0

@@ -96,13 +96,13 @@ class Speculation:
         """Whether the assistant's token ids mean the same as the target's. Raises where nobody can tell how they map."""
         model, assistant = self.model, self.assistant
         both = self.tokenizer is not None and self.assistant_tokenizer is not None
-        if isinstance(getattr(assistant, "engine", None), Engine):
+        if _is_llama_cpp(assistant):
             same = _same_vocabulary(model, assistant)
         elif both:
             same = self.tokenizer.get_vocab() == self.assistant_tokenizer.get_vocab()
         else:  # nothing but the sizes can be compared; drafts that mean something else would only be slow
             same = abs(model.config.vocab_size - assistant.config.get_text_config().vocab_size) <= PADDING
-        if not same and not both and not self.asked and isinstance(getattr(assistant, "engine", None), Engine):
+        if not same and not both and not self.asked and _is_llama_cpp(assistant):
             self.tokenizer, self.assistant_tokenizer = model.tokenizer, assistant.tokenizer  # both files have their own
             return False
         if not same and not both:
@@ -124,8 +124,7 @@ class Speculation:
                 f"the assistant {_name(self.assistant)} is a {type(self.assistant).__name__}, which writes no text; a causal "
                 "language model is needed"
             )
-        engine = getattr(self.assistant, "engine", None)
-        if isinstance(engine, Engine) and engine.closed:
+        if _is_llama_cpp(self.assistant) and self.assistant.engine.closed:
             raise ClosedError(f"the assistant {_name(self.assistant)} was closed: load it again, or pass another one")
         for name in ("tokenizer", "assistant_tokenizer"):
             given = getattr(self, name)
@@ -152,8 +151,7 @@ class Speculation:
         assistant = self.assistant
         name, tokens, threshold = self._settings()
         schedule = Schedule(_grown.get(assistant, tokens) if name == "heuristic" else tokens, name)
-        llama = isinstance(getattr(assistant, "engine", None), Engine)
-        reader: Reader = LlamaCppReader(assistant) if llama else TorchReader(assistant)
+        reader: Reader = LlamaCppReader(assistant) if _is_llama_cpp(assistant) else TorchReader(assistant)
         if direct:
             ends = config._eos_token_tensor
             sampler = DraftSampler(self.model.config.vocab_size, usable_processors(processors), bool(config.do_sample), keep)
@@ -185,6 +183,11 @@ class Speculation:
             return self.call[name]
         value = getattr(self.assistant.generation_config, name, None)
         return default if value is None else value
+
+
+def _is_llama_cpp(assistant: Any) -> bool:
+    """A `LlamaCppForCausalLM`, whose class stands above this module."""
+    return isinstance(getattr(assistant, "engine", None), Engine)
 
 
 def _same_vocabulary(model: Any, assistant: Any) -> bool:
