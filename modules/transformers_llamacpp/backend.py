@@ -50,9 +50,18 @@ class Limits:
     n_outputs: int
     """Most rows with logits in one decode."""
     n_swa: int
-    """Width of the sliding window where old cells are really dropped; 0 where every cell is kept."""
+    """Width of the model's sliding window, 0 for none. A saved state holds no older positions of such layers."""
+    swa_full: bool
+    """Cells behind the window are kept in the buffer."""
     recurrent: bool
     """The memory has a state that cannot be rewound (recurrent and hybrid models)."""
+    can_shift: bool
+    """Positions can be moved (`seq_shift`)."""
+
+    @property
+    def stateful(self) -> bool:
+        """What has been overwritten cannot be gone back to, but for a checkpoint (`state_save(partial=True)`)."""
+        return self.recurrent or (self.n_swa > 0 and not self.swa_full)
 
 
 class Backend(Protocol):
@@ -105,8 +114,19 @@ class Backend(Protocol):
         """`target`, which must be empty, shares all cells of `source`."""
         ...
 
+    def seq_join(self, source: int, target: int) -> None:
+        """`target`, whose positions end where those of `source` begin, shares all cells of `source` too."""
+        ...
+
+    def seq_shift(self, seq_id: int, p0: int, delta: int) -> None:
+        """Move all positions from `p0` on by `delta`, in place: a cell that other sequences share moves for them too.
+
+        `p0 + delta` must be free and follow what stands before it. Only where `limits.can_shift`.
+        """
+        ...
+
     def pos_min(self, seq_id: int) -> int:
-        """The first position still held, -1 where the sequence is empty."""
+        """The first position still held in every layer, -1 where the sequence is empty."""
         ...
 
     def pos_max(self, seq_id: int) -> int:
@@ -126,12 +146,19 @@ class Backend(Protocol):
         """Bytes that `state_save` would give, without copying them."""
         ...
 
-    def state_save(self, seq_id: int) -> bytes:
-        """The sequence's KV cells or recurrent state. Raises `StateError`."""
+    def state_save(self, seq_id: int, partial: bool = False) -> memoryview:
+        """The sequence's KV cells or recurrent state, as it would be needed to go on; positions are part of it.
+
+        `partial`: only what cannot be rewound, the recurrent state or the cells of the window. Raises `StateError`.
+        """
         ...
 
-    def state_load(self, seq_id: int, state: bytes) -> bool:
-        """Restore into the empty `seq_id`, bit for bit. False: no room; then `seq_id` is empty."""
+    def state_load(self, seq_id: int, state: memoryview | bytes, partial: bool = False) -> bool:
+        """Restore into the empty `seq_id`, bit for bit. False: no room; then `seq_id` is empty.
+
+        `partial`: into a sequence that holds at least the positions the state was saved at; what it cannot be rewound
+        from is replaced, and `seq_remove` of what comes after must follow.
+        """
         ...
 
     def grow(self, n_seq_max: int) -> None:

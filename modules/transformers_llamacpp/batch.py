@@ -53,6 +53,8 @@ class Job:
     `scored`: int8 `(n,)`, 1 at those outputs whose logits are kept; `None` keeps all. llama.cpp gives the hidden state
     of output rows only, so whoever wants those of a long text asks for a row at every token, but not for its logits.
 
+    `marks`: numbers of tokens, ascending, after which a batch ends.
+
     `layers`, if asked for: float32 `(number of outputs, number of layers, width)`, what went into these layers.
     """
 
@@ -61,6 +63,7 @@ class Job:
     outputs: npt.NDArray[np.int8]
     embeds: npt.NDArray[np.float32] | None = None
     scored: npt.NDArray[np.int8] | None = None
+    marks: tuple[int, ...] = ()
     logits: npt.NDArray[np.float32] | None = field(default=None, repr=False)
     embeddings: npt.NDArray[np.float32] | None = field(default=None, repr=False)
     layers: npt.NDArray[np.float32] | None = field(default=None, repr=False)
@@ -94,7 +97,7 @@ def plan(
         with_embeds = jobs[index].embeds is not None
         while index < len(jobs) and room > 0 and (jobs[index].embeds is not None) == with_embeds:
             job = jobs[index]
-            stop = min(len(job.tokens), start + room)
+            stop = min(len(job.tokens), start + room, *(mark for mark in job.marks if mark > start))
             wanted = int(np.count_nonzero(job.outputs[start:stop]))
             if wanted > rows:
                 # cut before the first row that has no place any more
@@ -127,7 +130,7 @@ def _batch(jobs: list[Job], pieces: list[Piece], with_embeds: bool, want_embeddi
             embeds.append(job.embeds[piece.start : piece.stop])
         else:
             tokens[at:end] = job.tokens[piece.start : piece.stop]
-        first = len(job.sequence.tokens)
+        first = len(job.sequence)
         positions[at:end] = np.arange(first, first + end - at, dtype=np.int32)
         assert job.sequence.seq_id is not None, "the engine brings a sequence in before it plans"
         seq_ids[at:end] = job.sequence.seq_id

@@ -153,16 +153,16 @@ class LlamaCppCache(Cache):
 
     @property
     def n_tokens(self) -> int:
-        """Tokens that all rows hold together, padding left out."""
-        return sum(len(row.sequence) for row in self._rows)
+        """Tokens of all rows together, padding left out."""
+        return sum(len(row.sequence.tokens) for row in self._rows)
 
     @property
     def has_embeddings(self) -> bool:
         return any(row.sequence.has_embeddings for row in self._rows)
 
     def row_lengths(self, n_rows: int) -> list[int]:
-        """Tokens that each row holds; `n_rows` zeros before the first ones."""
-        return [len(row.sequence) for row in self._rows] or [0] * n_rows
+        """Tokens of each row; `n_rows` zeros before the first ones."""
+        return [len(row.sequence.tokens) for row in self._rows] or [0] * n_rows
 
     def column_mask(self, row: int) -> npt.NDArray[np.bool_]:
         """Which columns of that row hold a token: `(columns,)`, false for padding."""
@@ -217,8 +217,7 @@ class LlamaCppCache(Cache):
         reference. `None` where `truncate` needs no help. `go_back` or `drop` must be called with it.
         """
         self._alive()
-        limits = self._engine.backend.limits
-        if not self._rows or not (limits.recurrent or limits.n_swa):
+        if not self._rows or not self._engine.backend.limits.stateful:
             return None
         busy = [row.sequence for row in self._rows]
         forks: list[Sequence] = []
@@ -333,8 +332,13 @@ class LlamaCppCache(Cache):
         """
         self._alive()
         rows = [
-            SavedRow(array("i", row.sequence.tokens), None if row.mask is None else bytes(row.mask), state)
-            for row, state in zip(self._rows, [self._engine.save(row.sequence) for row in self._rows], strict=True)
+            SavedRow(
+                array("i", row.sequence.tokens),
+                None if row.mask is None else bytes(row.mask),
+                row.sequence.dropped,
+                self._engine.save(row.sequence),
+            )
+            for row in self._rows
         ]
         write_state(Path(path), self._engine.backend.fingerprint, self._columns, rows)
 
@@ -350,7 +354,7 @@ class LlamaCppCache(Cache):
         try:
             for row in rows:
                 mask = None if row.mask is None else bytearray(row.mask)
-                cache._rows.append(Row(cache._engine.adopt(row.tokens, row.state), mask))
+                cache._rows.append(Row(cache._engine.adopt(row.tokens, row.dropped, row.parts), mask))
         except BaseException:
             cache.close()
             raise

@@ -17,7 +17,6 @@ if TYPE_CHECKING:
 __all__ = ["build_parser", "main"]
 
 NAME = "transformers-llamacpp"
-NOT_YET = ("n_sink", "reuse_min_chunk", "state_dir")
 """In the table, but refused by the model so far; no flags for them."""
 
 
@@ -103,8 +102,7 @@ def _add_options(parser: argparse.ArgumentParser, *groups: str) -> None:
     for group in groups:
         section = parser.add_argument_group(f"{group} options")
         for entry in options_in(group):
-            if entry.name not in NOT_YET:
-                _add_option(section, entry)
+            _add_option(section, entry)
 
 
 def _add_option(section: Any, entry: Option) -> None:

@@ -7,30 +7,35 @@ from __future__ import annotations
 
 import threading
 from array import array
-from collections.abc import Callable
-from contextlib import suppress
-from dataclasses import dataclass
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
-from .backend import Backend, DecodeStatus
-from .batch import Job, Piece, plan
+from .backend import Backend
+from .batch import Job
 from .errors import (
-    CacheFullError,
     ClosedError,
     ContextOverflowError,
-    DecodeError,
-    GenerationCancelled,
     InvalidInputError,
     ModelLoadError,
     UnsupportedFeatureError,
 )
-from .pool import SequencePool
+from .evaluation import Evaluation, Progress, Usage, Wanted
+from .pool import Keeping, SequencePool
 from .recall import Recall
-from .sequence import EMBEDDED, Sequence, shared_prefix
+from .reuse import Reuse
+from .saved import Saved, SavedStates
+from .sequence import Sequence, shared_prefix
 
-__all__ = ["Engine", "Usage"]
+if TYPE_CHECKING:
+    from .state_folder import StateFolder
+
+__all__ = ["Engine", "Progress", "Usage", "Wanted"]
+
+WHERE = {"host": "host memory", "disk": "state_dir"}
 
 RECALL_BYTES = 128 << 20
 """Hidden states of earlier texts take at most so much, and never more than `host_cache_bytes`."""
@@ -39,42 +44,59 @@ PLAIN_CALLS = 64
 """Calls that want no layers before the context that can record them is given up. Measured on a model of 135 M weights, where
 it weighs most: making a context again takes 60 to 110 ms, a decode in one that records nothing 0 to 0.7 ms of 17."""
 
-Progress = Callable[[int, int], object]
-"""`progress(evaluated, total)` after every decode of a prompt; an answer that is `False` cancels the call."""
-
-
-@dataclass(slots=True)
-class Usage:
-    """What one request cost; counted by the engine, reset by nobody."""
-
-    evaluated_tokens: int = 0
-    reused_tokens: int = 0
-    decode_calls: int = 0
-
 
 class Engine:
     """Runs jobs on one backend. All methods may be called from any thread.
 
-    `n_ctx` is the most tokens one sequence may hold.
+    `n_ctx` is the most positions one sequence may hold. `folder`: where saved states go when `host_cache_bytes` are full.
     """
 
     def __init__(
-        self, backend: Backend, n_ctx: int, prefix_reuse: bool = True, host_cache_bytes: int = 1 << 30
+        self,
+        backend: Backend,
+        n_ctx: int,
+        prefix_reuse: bool = True,
+        host_cache_bytes: int = 1 << 30,
+        n_sink: int | None = None,
+        reuse_min_chunk: int = 0,
+        folder: StateFolder | None = None,
     ) -> None:
         self.backend = backend
         self.n_ctx = n_ctx
-        self.pool = SequencePool(backend, prefix_reuse, host_cache_bytes)
+        keeping = Keeping(prefix_reuse, n_sink, reuse_min_chunk)
+        self.pool = SequencePool(backend, keeping, SavedStates(host_cache_bytes, folder))
+        if folder is not None and prefix_reuse:
+            self.pool.adopt(folder.texts())
         self.recall = Recall(min(host_cache_bytes, RECALL_BYTES) if prefix_reuse else 0)
         self.lock = threading.RLock()
         self.closed = False
         self._plain_calls = 0
+        self._calls = 0
+
+    @contextmanager
+    def call(self) -> Iterator[None]:
+        """While a `generate()` runs: what no running call uses may leave the buffer."""
+        with self.lock:
+            self._calls += 1
+        try:
+            yield
+        finally:
+            with self.lock:
+                self._calls -= 1
 
     # -- requests -----------------------------------------------------------------------------------------------
 
     def start(
-        self, tokens: list[npt.NDArray[np.int32]], first_output: list[int], usage: Usage
+        self,
+        tokens: list[npt.NDArray[np.int32]],
+        first_output: list[int],
+        usage: Usage,
+        beside: list[Sequence] | None = None,
+        in_call: bool = False,
     ) -> list[tuple[Sequence, int | None]]:
         """A sequence for each of the new texts `tokens`, holding the longest prefix that is in memory already.
+
+        `beside`: what the same call goes on with; `in_call`: this is one of the running `call()`s.
 
         `first_output[i]`: the first position whose logits are wanted; everything before it may be reused. The second
         item is `None`, or the index `j < i` of a text in the same call that must be evaluated first, because it shares a
@@ -82,28 +104,38 @@ class Engine:
         """
         with self.lock:
             self._ready()
-            if not self.pool.prefix_reuse and tokens:
+            busy = beside or []
+            if not self.pool.keeping.prefix_reuse and tokens:
                 self.pool.empty_buffer()
-            self.pool.make_lean(zip(tokens, first_output, strict=True))
+            self.pool.make_lean(list(zip(tokens, first_output, strict=True)), busy, self._calls <= in_call)
             made: list[Sequence] = []
             starts: list[tuple[Sequence, int | None]] = []
             try:
                 for index, text in enumerate(tokens):
                     limit = min(first_output[index], len(text) - 1)
-                    _, in_memory = self.pool.match(text, limit)
+                    in_memory = self.pool.match(text, limit).length
                     leader, shared = self._leader(tokens, index, starts, limit)
                     sequence = self.pool.new()
                     made.append(sequence)
                     if leader is not None and shared > in_memory:
                         starts.append((sequence, leader))
+                        usage.reuse.append(Reuse("memory", f"the first {shared} tokens are those of row {leader}"))
                         continue
-                    usage.reused_tokens += self.pool.acquire(sequence, text, limit, set(made))
+                    usage.reuse.append(self._begin(sequence, text, limit, {*made, *busy}))
+                    usage.reused_tokens += len(sequence.tokens)
                     starts.append((sequence, None))
             except BaseException:
                 for sequence in made:
                     self.pool.close(sequence)
                 raise
             return starts
+
+    def _begin(self, sequence: Sequence, text: npt.NDArray[np.int32], limit: int, busy: set[Sequence]) -> Reuse:
+        reuse = self.pool.acquire(sequence, text, limit, busy)
+        if moved := self.pool.find_moves(sequence, text, limit, busy):
+            found = len(sequence.moves)
+            return Reuse("shifted", f"{reuse.reason}; {moved} tokens in {found} chunks stood elsewhere and were moved")
+        return reuse
 
     def new(self) -> Sequence:
         """An empty held sequence."""
@@ -143,21 +175,19 @@ class Engine:
             if not self.closed:
                 for sequence in sequences:
                     self.pool.close(sequence)
+                self.pool.trim()
 
     def evaluate(
         self,
         jobs: list[Job],
         usage: Usage,
-        want_embeddings: bool = False,
-        progress: Progress | None = None,
-        n_batch: int | None = None,
-        layers: tuple[int, ...] = (),
+        wanted: Wanted = Wanted(),  # noqa: B008 - frozen
     ) -> None:
-        """Store the jobs' tokens and fill in their `logits` (and `embeddings`, and the `layers` that are asked for).
+        """Store the jobs' tokens and fill in their `logits` (and what else is `wanted`).
 
         All or nothing: after an exception every sequence holds what it held before. What had been evaluated of a text
-        that started empty is kept as an idle sequence, so that asking again goes on from there. `n_batch` makes the
-        decodes smaller than the backend's limit.
+        that started empty is kept as an idle sequence, so that asking again goes on from there. `wanted.n_batch`
+        makes the decodes smaller than the backend's limit.
 
         Raises `ContextOverflowError` before anything is decoded, `CacheFullError`, `DecodeError`,
         `GenerationCancelled`, `UnsupportedFeatureError` for layers that cannot be seen, and whatever `progress` raises.
@@ -168,18 +198,18 @@ class Engine:
             for row, job in enumerate(jobs):
                 self._open(job.sequence)
                 needed = len(job.sequence) + len(job.tokens)
-                if needed > self.n_ctx:
+                if needed > self.n_ctx and self.pool.keeping.n_sink is None:
                     raise ContextOverflowError(needed, self.n_ctx, row if len(jobs) > 1 else None)
                 self._check_tokens(job)
-            self._choose_context(layers)
-            before = [len(job.sequence) for job in jobs]
+            self._choose_context(wanted.layers)
+            before = [len(job.sequence.tokens) for job in jobs]
             lost: dict[int, array[int]] = {}
             try:
                 runs = [self._bring_in(job, jobs, lost, usage) for job in jobs]
                 if not all(job.sequence.resident for job in jobs):  # a larger context was made, and came up empty
                     self._roll_back(jobs, before, lost)
                     runs = [self._bring_in(job, jobs, lost, usage) for job in jobs]
-                self._run(runs, {job.sequence for job in jobs}, usage, want_embeddings, progress, n_batch, layers)
+                self._run(runs, {job.sequence for job in jobs}, usage, wanted)
             except BaseException:
                 if not self.closed:
                     self._roll_back(jobs, before, lost)
@@ -197,30 +227,33 @@ class Engine:
                 return error
             return None
 
-    def save(self, sequence: Sequence) -> bytes:
-        """llama.cpp's state of the sequence, which is evaluated again first where it had to leave the memory."""
+    def save(self, sequence: Sequence) -> list[tuple[int, int, memoryview]]:
+        """llama.cpp's state of the sequence in parts, each with its positions `[start, stop)`; what had to leave the memory
+        is evaluated again first."""
         with self.lock:
             self._open(sequence)
-            if not sequence.resident and len(sequence):
+            if not sequence.resident and sequence.tokens:
                 nothing = np.empty(0, np.int32)
-                job, length = Job(sequence, nothing, nothing.astype(np.int8)), len(sequence)
+                job, length = Job(sequence, nothing, nothing.astype(np.int8)), len(sequence.tokens)
                 lost: dict[int, array[int]] = {}
                 try:
                     run = self._bring_in(job, [job], lost, Usage())
-                    self._run([run] if len(run.tokens) else [], {sequence}, Usage())
+                    self._run([run], {sequence}, Usage(), Wanted())
                 except BaseException:
                     self._roll_back([job], [length], lost)
                     raise
-            return self.backend.state_save(sequence.seq_id) if sequence.seq_id is not None else b""
+            return self.pool.copy_of(sequence)
 
-    def adopt(self, tokens: array[int], state: bytes) -> Sequence:
-        """A held sequence that means `tokens`; `state` is what `save` gave, here or in another process."""
+    def adopt(self, tokens: array[int], dropped: int, parts: list[tuple[int, int, memoryview]]) -> Sequence:
+        """A held sequence that means `tokens`; the rest is what `save` gave, here or in another process."""
         with self.lock:
             self._ready()
-            if len(tokens) > self.n_ctx:
-                raise ContextOverflowError(len(tokens), self.n_ctx)
+            if len(tokens) - dropped > self.n_ctx:
+                raise ContextOverflowError(len(tokens) - dropped, self.n_ctx)
             sequence = self.pool.new()
-            sequence.tokens, sequence.state = array("i", tokens), state or None
+            sequence.become(array("i", tokens), dropped)
+            for start, stop, data in parts:
+                sequence.saved = Saved(start, stop, sequence.saved, data)
             return sequence
 
     # -- life ----------------------------------------------------------------------------------------------------
@@ -311,7 +344,8 @@ class Engine:
         if sequence.resident:
             return Job(sequence, job.tokens, job.outputs, job.embeds, job.scored)
         busy = {other.sequence for other in jobs}
-        if sequence.state is not None and self.pool.restore(sequence, busy):
+        if (where := self.pool.restore(sequence, busy)) is not None:
+            usage.reuse.append(Reuse(where, f"{len(sequence)} tokens of the cache were in {WHERE[where]}"))
             return Job(sequence, job.tokens, job.outputs, job.embeds, job.scored)
         history = sequence.tokens
         if sequence.has_embeddings:
@@ -326,12 +360,8 @@ class Engine:
         if job.embeds is not None:
             self._evaluate_history(sequence, busy, lost, usage)
             return Job(sequence, job.tokens, job.outputs, job.embeds, job.scored)
-        lost[id(sequence)] = history
-        sequence.tokens = array("i")
-        known = np.array(history, np.int32)
-        reused = self.pool.acquire(sequence, known, len(known), busy)
-        if not sequence.resident:
-            self.pool.take_id(sequence, busy)
+        known = self._begin_again(sequence, busy, lost, usage)
+        reused = len(sequence.tokens)
         again = np.zeros(len(known) - reused, np.int8)
         tokens, outputs = np.concatenate([known[reused:], job.tokens]), np.concatenate([again, job.outputs])
         scored = None if job.scored is None else np.concatenate([again, job.scored])
@@ -341,71 +371,30 @@ class Engine:
         self, sequence: Sequence, busy: set[Sequence], lost: dict[int, array[int]], usage: Usage
     ) -> None:
         """Tokens and embeddings cannot share a batch, so a parked history is evaluated on its own before embeddings."""
+        rest = self._begin_again(sequence, busy, lost, usage)[len(sequence.tokens) :]
+        self._run([Job(sequence, rest, np.zeros(len(rest), np.int8))], busy, usage, Wanted())
+
+    def _begin_again(
+        self, sequence: Sequence, busy: set[Sequence], lost: dict[int, array[int]], usage: Usage
+    ) -> npt.NDArray[np.int32]:
+        """Let a parked sequence start anew with what memory has of its text, which is the answer."""
         history = sequence.tokens
         lost[id(sequence)] = history
-        sequence.tokens = array("i")
+        sequence.become(array("i"))
         known = np.array(history, np.int32)
-        reused = self.pool.acquire(sequence, known, len(known), busy)
+        usage.reuse.append(self.pool.acquire(sequence, known, len(known), busy))
         if not sequence.resident:
             self.pool.take_id(sequence, busy)
-        rest = known[reused:]
-        self._run([Job(sequence, rest, np.zeros(len(rest), np.int8))] if len(rest) else [], busy, usage)
+        return known
 
-    def _run(
-        self,
-        jobs: list[Job],
-        busy: set[Sequence],
-        usage: Usage,
-        want_embeddings: bool = False,
-        progress: Progress | None = None,
-        n_batch: int | None = None,
-        layers: tuple[int, ...] = (),
-    ) -> None:
-        limits = self.backend.limits
-        size = min(limits.n_ubatch if layers else limits.n_batch, n_batch or limits.n_batch)
-        total = sum(len(job.tokens) for job in jobs)
-        done = 0
-        logits: list[list[npt.NDArray[np.float32]]] = [[] for _ in jobs]
-        hidden: list[list[npt.NDArray[np.float32]]] = [[] for _ in jobs]
-        between: list[list[npt.NDArray[np.float32]]] = [[] for _ in jobs]
-        # the order in which llama.cpp computes the tokens of a batch is known for those of one sequence, and for one token
-        # of each of several where there is no state
-        alone = bool(layers) and (limits.recurrent or any(len(job.tokens) > 1 for job in jobs))
-        for batch, pieces in plan(jobs, size, limits.n_outputs, want_embeddings, alone):
-            batch.layers = layers if batch.n_outputs else ()
-            while (status := self.backend.decode(batch)) is DecodeStatus.NO_SLOT:
-                if not self.pool.make_room(busy):
-                    used = sum(len(sequence) for sequence in busy)
-                    raise CacheFullError(
-                        f"{batch.n_tokens} more tokens do not fit: {len(busy)} sequences with {used} tokens fill the "
-                        f"{limits.n_cells} KV cells. Load the model with a larger n_cells, or use fewer or shorter rows.",
-                        used + batch.n_tokens,
-                        limits.n_cells,
-                    )
-            if status is DecodeStatus.ABORTED:
-                raise DecodeError("llama_decode was aborted by the abort callback", 2)
-            usage.decode_calls += 1
-            usage.evaluated_tokens += batch.n_tokens
-            done += batch.n_tokens
-            _store(jobs, pieces)
-            if batch.n_outputs:
-                _collect(self.backend.logits(batch.n_outputs), pieces, logits, jobs)
-                if want_embeddings:
-                    _collect(self.backend.embeddings(batch.n_outputs), pieces, hidden)
-                if layers:
-                    _collect(self.backend.layers(batch.n_outputs), pieces, between)
-            if progress is not None:
-                if progress(done, total) is False:
-                    raise GenerationCancelled(done, total)
-                self._ready()  # the callback may have closed the model
-        for job, rows, vectors, states in zip(jobs, logits, hidden, between, strict=True):
-            job.logits, job.layers = _joined(rows), _joined(states)
-            job.embeddings = _joined(vectors) if want_embeddings else None
+    def _run(self, jobs: list[Job], busy: set[Sequence], usage: Usage, wanted: Wanted) -> None:
+        Evaluation(self.pool, busy, usage, self.n_ctx, wanted, self._ready).run(jobs)
 
     def _roll_back(self, jobs: list[Job], before: list[int], lost: dict[int, array[int]]) -> None:
         """Law 2: whatever happened, what llama.cpp holds and what we believe are made equal first."""
         for job, length in zip(jobs, before, strict=True):
             sequence = job.sequence
+            sequence.moves.clear()
             if sequence.closed:
                 continue
             if sequence.resident and not self.pool.rewind(sequence, len(sequence)):  # what was stored only in part
@@ -413,49 +402,12 @@ class Engine:
                 self.pool.reset_tokens(sequence, history)
             elif id(sequence) in lost:
                 self.pool.reset_tokens(sequence, lost.pop(id(sequence)))
-            elif length == 0 and len(sequence) and sequence.resident:
+            elif length == 0 and sequence.tokens and sequence.resident:
                 self.pool.split_off(sequence)
             else:
                 try:
-                    self.pool.truncate(sequence, min(length, len(sequence)))
+                    self.pool.truncate(sequence, min(length, len(sequence.tokens)))
                 except UnsupportedFeatureError:  # embeddings in a memory that cannot go back: nobody may go on with it
                     self.pool.close(sequence)
                     del sequence.tokens[length:]
 
-
-def _store(jobs: list[Job], pieces: list[Piece]) -> None:
-    for piece in pieces:
-        job = jobs[piece.index]
-        if job.embeds is not None:
-            job.sequence.tokens.extend([EMBEDDED] * (piece.stop - piece.start))
-        else:
-            job.sequence.tokens.frombytes(np.ascontiguousarray(job.tokens[piece.start : piece.stop]).tobytes())
-
-
-def _collect(
-    rows: npt.NDArray[np.float32],
-    pieces: list[Piece],
-    into: list[list[npt.NDArray[np.float32]]],
-    jobs: list[Job] | None = None,
-) -> None:
-    """Copy each piece's rows out of the backend's buffer; with `jobs`, only those that are `scored`."""
-    at = 0
-    for piece in pieces:
-        if not piece.n_outputs:
-            continue
-        mine = rows[at : at + piece.n_outputs]
-        at += piece.n_outputs
-        scored = None if jobs is None else jobs[piece.index].scored
-        if scored is None:
-            into[piece.index].append(mine.copy())
-            continue
-        assert jobs is not None
-        kept = scored[piece.start : piece.stop][jobs[piece.index].outputs[piece.start : piece.stop] != 0] != 0
-        if kept.any():
-            into[piece.index].append(mine[kept])  # indexing by a mask copies
-
-
-def _joined(parts: list[npt.NDArray[np.float32]]) -> npt.NDArray[np.float32] | None:
-    if not parts:
-        return None
-    return parts[0] if len(parts) == 1 else np.concatenate(parts)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import logging
 from typing import TYPE_CHECKING, Any
@@ -98,7 +99,9 @@ class LlamaCppGenerationMixin:
         request = Request(prompt_progress=kwargs.pop("prompt_progress", None), tokenizer=kwargs.get("tokenizer"))
         token = current_request.set(request)
         output = None
+        running = contextlib.ExitStack()
         try:
+            running.enter_context(self.engine.call())  # type: ignore[attr-defined]
             if kwargs.get("custom_generate") is None:
                 kwargs["custom_generate"] = method_for(self, inputs, generation_config, kwargs)
             cache = compat.take_cache(kwargs)
@@ -109,6 +112,7 @@ class LlamaCppGenerationMixin:
             output = super().generate(inputs, generation_config, **kwargs)  # type: ignore[misc]
             return output
         finally:
+            running.close()
             current_request.reset(token)
             if request.guidance is not None:
                 request.guidance.close()

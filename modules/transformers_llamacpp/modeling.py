@@ -20,6 +20,7 @@ from .errors import ClosedError, InvalidInputError, UnsupportedFeatureError
 from .files import HUB_ARGUMENTS, resolve_gguf
 from .generation import LlamaCppGenerationMixin, default_generation_config
 from .hidden import ONLY_LAST, LastHiddenState
+from .memory_options import check_memory_options, open_folder
 from .native import NativeBackend, NativeModel, accepted_names, build
 from .request import GenerateStats, current_request
 from .rows import Feed
@@ -27,7 +28,6 @@ from .tokenizer import LlamaCppTokenizer
 
 __all__ = ["LlamaCppForCausalLM"]
 
-NOT_YET = {"n_sink": None, "reuse_min_chunk": 0, "state_dir": None}
 IGNORED = frozenset({"cache_position", "return_dict", "synced_gpus", "is_first_iteration", "next_sequence_length"})
 """What transformers' loops may hand on to `forward` and what changes nothing here."""
 
@@ -112,21 +112,25 @@ class LlamaCppForCausalLM(LlamaCppGenerationMixin, PreTrainedModel, GenerationMi
                 raise InvalidInputError(f"{name} is given twice: {given[name]!r} in quantization_config, {value!r} beside it")
             given[name] = value
         options = LlamaCppConfig(**given)
-        for name, off in NOT_YET.items():
-            if getattr(options, name) != off:
-                raise UnsupportedFeatureError(f"{name} is not available in this version; leave it at {off!r}", name)
         return cls._load(resolve_gguf(pretrained_model_name_or_path, gguf_file, **hub), options)
 
     @classmethod
     def _load(cls, path: Path, options: LlamaCppConfig) -> LlamaCppForCausalLM:
         native = NativeModel(path, build(options.options))
+        backend = None
         try:
             n_ctx = options.n_ctx or native.n_ctx_train
             backend = NativeBackend(native, options.n_cells or n_ctx, options.n_seq_max)
+            check_memory_options(options, n_ctx, backend)
+            folder = open_folder(options, backend)
         except BaseException:
+            if backend is not None:
+                backend.close()
             native.close()
             raise
-        engine = Engine(backend, n_ctx, options.prefix_reuse, options.host_cache_bytes)
+        engine = Engine(
+            backend, n_ctx, options.prefix_reuse, options.host_cache_bytes, options.n_sink, options.reuse_min_chunk, folder
+        )
         model = cls(LlamaCppModelConfig.from_native(native, n_ctx), engine, native, options)
         model.name_or_path = model.config._name_or_path = str(path)
         return model
@@ -306,7 +310,7 @@ class LlamaCppForCausalLM(LlamaCppGenerationMixin, PreTrainedModel, GenerationMi
             answer = store(feed, past_mask, request.usage)
             request.layers = feed.layers
             return answer
-        feed.progress, feed.n_batch = request.prompt_progress, request.n_batch
+        feed.progress, feed.n_batch, feed.prompt = request.prompt_progress, request.n_batch, True
         feed.hidden_from = request.hidden_known
         answer = store(feed, past_mask, request.usage)
         request.layers = feed.layers

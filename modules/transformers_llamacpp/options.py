@@ -64,16 +64,21 @@ OPTIONS: tuple[Option, ...] = (
            2**31 - 1, 1, "cells", own=True),
     Option("n_seq_max", int, None, "context", "Sequences at once (64, recurrent and hybrid models 8); grows by itself "
            "when a call has more rows.", "Sequences", 1, 256, 1, "sequences", own=True),
-    Option("host_cache_bytes", int, GIB, "context", "Host memory for the state of sequences that had to leave the KV "
-           "buffer.", "Host cache", 0, None, 1, "bytes", own=True),
+    Option("host_cache_bytes", int, GIB, "context", "Host memory for the state of conversations that are not in use right "
+           "now, and for checkpoints.", "Host cache", 0, None, 1, "bytes", own=True),
     Option("prefix_reuse", bool, True, "context", "Start from the longest prefix still in memory instead of evaluating "
            "the whole prompt. Off: every call is computed in the same cells, warm and cold bit for bit the same.",
            "Reuse prefixes", own=True),
-    Option("n_sink", int, None, "context", "StreamingLLM: keep this many first tokens and slide the rest when the "
-           "context is full.", "Attention sinks", 0, 2**31 - 1, 1, "tokens", own=True),
-    Option("reuse_min_chunk", int, 0, "context", "Reuse moved chunks of at least this many tokens by shifting their "
-           "positions; 0 is off.", "Smallest moved chunk", 0, 2**31 - 1, 1, "tokens", own=True),
-    Option("state_dir", str, None, "context", "Folder where sequences may be kept on disk.", "State folder", own=True),
+    Option("n_sink", int, None, "context", "StreamingLLM: when the context is full, keep this many first tokens and drop the "
+           "oldest quarter of the rest, so that generation never ends; by default a full context ends it.",
+           "Attention sinks", 0, 2**31 - 1, 1, "tokens", own=True),
+    Option("reuse_min_chunk", int, 0, "context", "Reuse chunks of at least this many tokens that moved, as when old messages "
+           "are dropped, by shifting their positions. They still know what stood before them, so that answers may differ a "
+           "little from those of a fresh evaluation; 0 is off.", "Smallest moved chunk", 0, 2**31 - 1, 1, "tokens", own=True),
+    Option("state_dir", str, None, "context", "Folder for the state of conversations that host memory has no place for; they "
+           "go on from there, also after a restart.", "State folder", own=True),
+    Option("state_dir_bytes", int, 10 * GIB, "context", "Disk space that state_dir may take; what was used longest ago is "
+           "deleted.", "State folder size", 0, None, 1, "bytes", own=True),
     # -- loading: llama.cpp's -------------------------------------------------------------------------------
     Option("n_gpu_layers", int, -1, "model", "Layers on the GPU; the rest runs on the CPU. -1: all that there are, "
            "0: none.", "GPU layers", -1, 2**31 - 1, 1, "layers"),

@@ -14,6 +14,9 @@ import numpy as np
 import numpy.typing as npt
 
 from .engine import Progress, Usage
+from .reuse import Reuse
+
+NOTHING = Reuse("none", "nothing was generated yet")
 
 __all__ = ["GenerateStats", "Request", "current_request"]
 
@@ -38,6 +41,10 @@ class GenerateStats:
     accepted_tokens: int = 0
     prompt_seconds: float = 0.0
     generate_seconds: float = 0.0
+    reuse: Reuse = NOTHING
+    """Where the beginning of the first row came from: "memory" (the KV buffer), "host" (host memory), "disk" (`state_dir`),
+    "shifted" (moved chunks), "checkpoint" (of a memory that cannot be rewound), or "none". `reuse.reason` says why, and why
+    not more."""
 
 
 @dataclass(slots=True)
@@ -50,8 +57,6 @@ class Request:
     prompt_done: float | None = None
     prompt_tokens: int = 0
     prompt_evaluated: int = 0
-    past_tokens: int = 0
-    """Tokens of the longest row that only the passed-in cache knows."""
     longest_row: int | None = None
     """Tokens of the longest row of the input, padding left out."""
     n_batch: int | None = None
@@ -93,7 +98,15 @@ class Request:
             accepted_tokens=self.accepted_tokens,
             prompt_seconds=prompt_done - self.started,
             generate_seconds=end - prompt_done,
+            reuse=self._reuse(),
         )
+
+    def _reuse(self) -> Reuse:
+        for reuse in self.usage.reuse:
+            return reuse
+        if self.prompt_tokens > self.prompt_evaluated:
+            return Reuse("memory", "the cache that was passed in was in the KV buffer")
+        return Reuse("none", "nothing was evaluated")
 
 
 current_request: ContextVar[Request | None] = ContextVar("transformers_llamacpp_request", default=None)

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from .batch import Job
-from .engine import Engine, Progress, Usage
+from .engine import Engine, Progress, Usage, Wanted
 from .errors import ClosedError, InvalidInputError, UnsupportedFeatureError
 from .sequence import EMBEDDED, Sequence, shared_prefix
 
@@ -44,6 +44,8 @@ class Feed:
     so."""
     progress: Progress | None = None
     n_batch: int | None = None
+    prompt: bool = False
+    """The first columns of a `generate()`."""
 
     def every(self, step: int) -> Feed:
         """The rows `0, step, 2 * step, …`."""
@@ -104,25 +106,25 @@ def feed_together(engine: Engine, parts: list[tuple[list[Sequence | None], Feed]
     rows = [row for group in groups for row in group]
     sequences = [sequence for group, _ in parts for sequence in group]
     for index, (row, sequence) in enumerate(zip(rows, sequences, strict=True)):
-        if not len(row.tokens) and (sequence is None or not len(sequence)):
+        if not len(row.tokens) and (sequence is None or not sequence.tokens):
             raise InvalidInputError(f"row {index} has no token at all: its attention mask is all zeros")
-    before = [0 if s is None else len(s) for s in sequences]
+    before = [0 if s is None else len(s.tokens) for s in sequences]
     made: list[Sequence] = []
     lead = parts[0][1]
     if len(parts) > 1:
         lead = replace(lead, want_hidden=any(new.want_hidden for _, new in parts))
     try:
-        leaders = _start(engine, rows, sequences, usage, made)
+        leaders = _start(engine, rows, sequences, usage, made, lead.prompt)
         ready: list[Sequence] = [s for s in sequences if s is not None]
         assert len(ready) == len(rows)
-        _wave(engine, rows, ready, [i for i in range(len(rows)) if leaders[i] is None], lead, usage)
+        _wave(engine, rows, ready, [i for i in range(len(rows)) if leaders[i] is None], lead, usage, bool(made))
         late = [i for i in range(len(rows)) if leaders[i] is not None]
         if late:
             _follow(engine, rows, ready, leaders, late, lead, usage)
     except BaseException:
         engine.release(made)
         for index, sequence in enumerate(sequences):
-            if sequence is not None and sequence not in made and len(sequence) > before[index]:
+            if sequence is not None and sequence not in made and len(sequence.tokens) > before[index]:
                 _take_back(engine, sequence, before[index])
         raise
     answers, at = [], 0
@@ -167,16 +169,18 @@ def _row(new: Feed, index: int) -> _Row:
 
 
 def _start(
-    engine: Engine, rows: list[_Row], sequences: list[Sequence | None], usage: Usage, made: list[Sequence]
+    engine: Engine, rows: list[_Row], sequences: list[Sequence | None], usage: Usage, made: list[Sequence], prompt: bool
 ) -> list[int | None]:
     """Give every row that has no text yet a sequence. For each row: the row it has to wait for, or `None`."""
     leaders: list[int | None] = [None] * len(rows)
-    fresh = [i for i, s in enumerate(sequences) if s is None or not len(s)]
+    fresh = [i for i, s in enumerate(sequences) if s is None or not s.tokens]
     texts = [i for i in fresh if rows[i].embeds is None and len(rows[i].tokens)]
     firsts = [int(np.argmax(rows[i].outputs)) if rows[i].outputs.any() else len(rows[i].tokens) for i in texts]
-    for i, (sequence, leader) in zip(
-        texts, engine.start([rows[i].tokens for i in texts], firsts, usage) if texts else [], strict=True
-    ):
+    begun: list[tuple[Sequence, int | None]] = []
+    if texts or prompt:
+        beside = [s for s in sequences if s is not None]
+        begun = engine.start([rows[i].tokens for i in texts], firsts, usage, beside, prompt)
+    for i, (sequence, leader) in zip(texts, begun, strict=True):
         made.append(sequence)
         leaders[i] = None if leader is None else texts[leader]
     started = dict(zip(texts, made, strict=True))
@@ -185,11 +189,14 @@ def _start(
             started[i] = engine.new()
             made.append(started[i])
         sequences[i] = started[i]
-        rows[i].offset = len(started[i])
+        rows[i].offset = len(started[i].tokens)
     return leaders
 
 
-def _wave(engine: Engine, rows: list[_Row], sequences: list[Sequence], chosen: list[int], new: Feed, usage: Usage) -> None:
+def _wave(
+    engine: Engine, rows: list[_Row], sequences: list[Sequence], chosen: list[int], new: Feed, usage: Usage, fresh: bool
+) -> None:
+    """`fresh`: a text begins, which somebody may come back to."""
     jobs = []
     for index in chosen:
         row = rows[index]
@@ -199,7 +206,8 @@ def _wave(engine: Engine, rows: list[_Row], sequences: list[Sequence], chosen: l
             row.job = Job(sequences[index], row.tokens[row.offset :], row.outputs[row.offset :], embeds, scored)
             jobs.append(row.job)
     if jobs:
-        engine.evaluate(jobs, usage, new.want_hidden, new.progress, new.n_batch, new.want_layers)
+        wanted = Wanted(new.want_hidden, new.progress, new.n_batch, new.want_layers, new.prompt or fresh)
+        engine.evaluate(jobs, usage, wanted)
 
 
 def _follow(
@@ -223,7 +231,7 @@ def _follow(
             row.job, row.offset = first.job, first.offset
         else:
             rest.append(index)
-    _wave(engine, rows, sequences, rest, new, usage)
+    _wave(engine, rows, sequences, rest, new, usage, True)
 
 
 def _logits(engine: Engine, rows: list[_Row], new: Feed) -> npt.NDArray[np.float32]:

@@ -46,8 +46,9 @@ def fake_token(embeds: npt.NDArray[np.float32] | None, index: int) -> int:
 class FakeBackend:
     """A `Backend` in plain Python.
 
-    `window` > 0: a decode silently drops cells that no later token attends to, as `swa_full=False` does. `recurrent`:
-    the memory is one state per sequence; only whole sequences can be removed.
+    `window` > 0: a decode silently drops cells that no later token attends to, unless `swa_full`, and a saved state holds
+    only the last `window` positions. `recurrent`: the memory is one state per sequence; only whole sequences can be
+    removed. A shift moves shared cells for all who share them.
     """
 
     def __init__(
@@ -60,11 +61,13 @@ class FakeBackend:
         n_outputs: int = 8,
         window: int = 0,
         recurrent: bool = False,
+        swa_full: bool = False,
+        can_shift: bool = True,
     ) -> None:
         self._limits = Limits(
             n_vocab=n_vocab, n_embd=4, n_embd_inp=4, n_layer=2, n_ctx_train=n_cells, n_cells=n_cells, n_batch=n_batch,
             n_ubatch=n_batch, n_seq_max=n_seq_max, n_seq_limit=n_seq_limit, n_outputs=n_outputs, n_swa=window,
-            recurrent=recurrent,
+            recurrent=recurrent, swa_full=swa_full, can_shift=can_shift and not recurrent and (swa_full or not window),
         )  # fmt: skip
         self.cells: list[_Cell] = []
         self.decodes = 0
@@ -157,6 +160,18 @@ class FakeBackend:
             if source in cell.owners:
                 cell.owners.add(target)
 
+    def seq_join(self, source: int, target: int) -> None:
+        assert self.pos_max(target) + 1 == self.pos_min(source), "the parts do not follow each other"
+        for cell in self.cells:
+            if source in cell.owners:
+                cell.owners.add(target)
+
+    def seq_shift(self, seq_id: int, p0: int, delta: int) -> None:
+        assert self._limits.can_shift and delta
+        for cell in self.cells:
+            if seq_id in cell.owners and cell.position >= p0:
+                cell.position += delta
+
     def pos_min(self, seq_id: int) -> int:
         return min((cell.position for cell in self._of(seq_id)), default=-1)
 
@@ -173,11 +188,14 @@ class FakeBackend:
     def state_size(self, seq_id: int) -> int:
         return len(self.state_save(seq_id))
 
-    def state_save(self, seq_id: int) -> bytes:
-        return np.array([(c.token, c.position) for c in self._of(seq_id)], np.int64).tobytes()
+    def state_save(self, seq_id: int, partial: bool = False) -> memoryview:
+        cells = self._of(seq_id)
+        cells = cells[-self._limits.n_swa :] if self._limits.n_swa else cells
+        return memoryview(np.array([(c.token, c.position) for c in cells], np.int64).tobytes())
 
-    def state_load(self, seq_id: int, state: bytes) -> bool:
-        assert self.pos_max(seq_id) == -1, f"sequence {seq_id} is not empty"
+    def state_load(self, seq_id: int, state: memoryview | bytes, partial: bool = False) -> bool:
+        assert partial or self.pos_max(seq_id) == -1, f"sequence {seq_id} is not empty"
+        self._drop(seq_id, lambda position: True)
         rows = np.frombuffer(state, np.int64).reshape(-1, 2)
         if len(self.cells) + len(rows) > self._limits.n_cells:
             return False
@@ -226,7 +244,7 @@ class FakeBackend:
         self.cells = [cell for cell in self.cells if cell.owners]
 
     def _slide(self) -> None:
-        if not self._limits.n_swa:
+        if not self._limits.n_swa or self._limits.swa_full:
             return
         for seq_id in {owner for cell in self.cells for owner in cell.owners}:
             oldest = self.pos_max(seq_id) + 1 - self._limits.n_swa

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from transformers_llamacpp import cli, modeling
+from transformers_llamacpp import cli
 from transformers_llamacpp.errors import InvalidInputError
 from transformers_llamacpp.options import options_in
 from transformers_llamacpp.perplexity import perplexity, windows
@@ -37,13 +37,9 @@ def help_of(command: str, capsys: Any) -> str:
 def test_help(command: str, capsys: Any) -> None:
     text = help_of(command, capsys)
     groups = {"info": ()}.get(command, ("context", "model"))
-    for entry in (entry for group in groups for entry in options_in(group) if entry.name not in cli.NOT_YET):
+    for entry in (entry for group in groups for entry in options_in(group)):
         assert "--" + entry.name.replace("_", "-") in text
         assert " ".join(entry.help.split()) in text
-
-
-def test_no_flag_for_what_the_model_refuses() -> None:
-    assert set(cli.NOT_YET) == set(modeling.NOT_YET)
 
 
 def test_values_are_checked_before_a_model_is_loaded(capsys: Any) -> None:

@@ -10,8 +10,9 @@ import numpy as np
 import numpy.typing as npt
 
 from transformers_llamacpp.batch import Job
-from transformers_llamacpp.engine import Engine, Usage
+from transformers_llamacpp.engine import Engine, Usage, Wanted
 from transformers_llamacpp.sequence import Sequence, shared_prefix
+from transformers_llamacpp.state_folder import StateFolder
 from transformers_llamacpp.testing import FakeBackend, fake_logits
 
 
@@ -116,16 +117,17 @@ def _wave(
         jobs[i] = job(sequences[i], texts[i][done:], list(range(firsts[i] - done, len(texts[i]) - done)))
         now.append(jobs[i])
     if now:
-        engine.evaluate([j for j in now if j is not None], usage)
+        engine.evaluate([j for j in now if j is not None], usage, Wanted(prompt=True))
 
 
 A = [1, 2, 3, 4, 5, 6]
 
 
 def make(
-    n_ctx: int = 60, prefix_reuse: bool = True, host_cache_bytes: int = 1 << 20, **backend: Any
-) -> Engine:
-    return Engine(FakeBackend(**backend), n_ctx, prefix_reuse, host_cache_bytes)
+    n_ctx: int = 60, prefix_reuse: bool = True, host_cache_bytes: int = 1 << 20,
+    n_sink: int | None = None, reuse_min_chunk: int = 0, folder: StateFolder | None = None, **backend: Any
+) -> Engine:  # fmt: skip
+    return Engine(FakeBackend(**backend), n_ctx, prefix_reuse, host_cache_bytes, n_sink, reuse_min_chunk, folder)
 
 
 def say(engine: Engine, text: list[int], first_output: int | None = None) -> tuple[Sequence, Usage]:

@@ -21,6 +21,9 @@ class Text:
     seq_id: int | None
     tokens: array[int] = field(default_factory=lambda: array("i"))
 
+    def __len__(self) -> int:
+        return len(self.tokens)
+
 
 def make_job(seq_id: int, stored: int, length: int, outputs: set[int], embeds: bool = False) -> Job:
     text: Any = Text(seq_id, array("i", [7] * stored))

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from transformers_llamacpp.engine import Usage
+from transformers_llamacpp.engine import Usage, Wanted
 from transformers_llamacpp.errors import (
     ClosedError,
     ContextOverflowError,
@@ -45,7 +45,7 @@ def test_what_was_evaluated_of_a_new_text_is_kept() -> None:
 
     sequence = engine.new()
     with pytest.raises(GenerationCancelled, match="after 8 of 14") as caught:
-        engine.evaluate([job(sequence, text)], Usage(), progress=progress)
+        engine.evaluate([job(sequence, text)], Usage(), Wanted(progress=progress))
     assert (caught.value.evaluated, caught.value.total) == (8, 14)
     assert len(sequence) == 0 and sequence.held
     engine.check()
@@ -78,7 +78,7 @@ def test_no_room_for_one_decode_is_tried_again_after_making_room() -> None:
 def test_closing_the_model_from_a_callback() -> None:
     engine = make(n_batch=2)
     with pytest.raises(ClosedError):
-        engine.evaluate([job(engine.new(), A)], Usage(), progress=lambda *_: engine.close())
+        engine.evaluate([job(engine.new(), A)], Usage(), Wanted(progress=lambda *_: engine.close()))
 
 
 def test_a_closed_engine() -> None:

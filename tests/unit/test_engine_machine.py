@@ -16,7 +16,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from transformers_llamacpp import pool
 from transformers_llamacpp.batch import Job
-from transformers_llamacpp.engine import Engine, Usage
+from transformers_llamacpp.engine import Engine, Usage, Wanted
 from transformers_llamacpp.errors import (
     CacheFullError,
     ContextOverflowError,
@@ -295,7 +295,7 @@ class EngineMachine(RuleBasedStateMachine):
             self.backend.fail_next(how, stored if how != -1 else 0)
         self.attempt([row for _, row in rows], new)
         try:
-            self.engine.evaluate(jobs, self.usage, progress=progress)
+            self.engine.evaluate(jobs, self.usage, Wanted(progress=progress))
         except DecodeError as error:
             assert error.status == how
         except (KeyError, GenerationCancelled):
@@ -328,8 +328,8 @@ class EngineMachine(RuleBasedStateMachine):
                 assert first == 0 or self.window
         for sequence in self.engine.pool.sequences:
             if not sequence.held:
-                assert self.engine.pool.prefix_reuse, "prefix_reuse=False keeps nothing idle"
-                assert sequence.resident or sequence.state is not None, "it can never be matched"
+                assert self.engine.pool.keeping.prefix_reuse, "prefix_reuse=False keeps nothing idle"
+                assert sequence.resident or sequence.is_saved, "it can never be matched"
         assert self.backend.decoded_tokens <= self.naive.evaluated
         assert self.usage.evaluated_tokens == self.backend.decoded_tokens
         assert self.usage.decode_calls == self.backend.decodes

@@ -7,7 +7,7 @@ import pytest
 
 from transformers_llamacpp.batch import Job
 from transformers_llamacpp.decoding.history import HiddenHistory
-from transformers_llamacpp.engine import Usage
+from transformers_llamacpp.engine import Usage, Wanted
 from transformers_llamacpp.recall import Recall
 from unit.naive import expected_logits, make
 
@@ -84,11 +84,11 @@ def test_rows_for_hidden_states_only_keep_no_logits() -> None:
     text = np.array([5, 6, 7, 8, 9], np.int32)
     outputs, scored = np.ones(5, np.int8), np.array([0, 1, 0, 0, 1], np.int8)
     job = Job(engine.new(), text, outputs, scored=scored)
-    engine.evaluate([job], Usage(), want_embeddings=True)
+    engine.evaluate([job], Usage(), Wanted(embeddings=True))
     assert job.logits is not None and job.embeddings is not None
     for row, end in enumerate((2, 5)):
         np.testing.assert_array_equal(job.logits[row], expected_logits(text[:end].tolist(), engine.backend))
     assert job.embeddings.shape == (5, 4)
     none = Job(engine.new(), text, outputs, scored=np.zeros(5, np.int8))
-    engine.evaluate([none], Usage(), want_embeddings=True)
+    engine.evaluate([none], Usage(), Wanted(embeddings=True))
     assert none.logits is None and none.embeddings is not None

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from transformers_llamacpp.batch import Job, plan
-from transformers_llamacpp.engine import PLAIN_CALLS, Engine, Usage
+from transformers_llamacpp.engine import PLAIN_CALLS, Engine, Usage, Wanted
 from transformers_llamacpp.errors import DecodeError, UnsupportedFeatureError
 from transformers_llamacpp.native.graph import Node, layer_inputs
 from transformers_llamacpp.native.layers import LayerRecorder
@@ -154,14 +154,14 @@ def states(text: list[int], layers: tuple[int, ...], engine: Engine) -> np.ndarr
 def test_jobs_get_their_layers(n_batch: int, recurrent: bool) -> None:
     engine = make(n_batch=n_batch, recurrent=recurrent)
     jobs = [job(engine.new(), A, [0, 3, 4]), job(engine.new(), B)]
-    engine.evaluate(jobs, Usage(), layers=(0, 2))
+    engine.evaluate(jobs, Usage(), Wanted(layers=(0, 2)))
     for one, text, outputs in zip(jobs, (A, B), ([0, 3, 4], [1]), strict=True):
         assert one.layers is not None and one.layers.shape == (len(outputs), 2, 4)
         for row, at in enumerate(outputs):
             np.testing.assert_array_equal(one.layers[row], states(text[: at + 1], (0, 2), engine))
     step = [job(one.sequence, [2]) for one in jobs]
     usage = Usage()
-    engine.evaluate(step, usage, layers=(1,))
+    engine.evaluate(step, usage, Wanted(layers=(1,)))
     assert usage.decode_calls == (2 if recurrent else 1)
     for one, text in zip(step, (A, B), strict=True):
         assert one.layers is not None
@@ -188,13 +188,13 @@ def test_the_context_changes_when_layers_are_wanted_and_when_they_are_not_for_lo
     engine.evaluate([job(sequence, A)], Usage())
     assert not backend.records_layers and backend.remade == 0
     for _ in range(2):
-        engine.evaluate([job(sequence, [1])], Usage(), layers=(0,))
+        engine.evaluate([job(sequence, [1])], Usage(), Wanted(layers=(0,)))
     assert backend.records_layers and backend.remade == 1
     for calls in (PLAIN_CALLS, 1, PLAIN_CALLS):
         for _ in range(calls):
             engine.evaluate([job(sequence, [2])], Usage())
         assert backend.records_layers
-        engine.evaluate([job(sequence, [1])], Usage(), layers=(0,))
+        engine.evaluate([job(sequence, [1])], Usage(), Wanted(layers=(0,)))
     for _ in range(PLAIN_CALLS + 1):
         engine.evaluate([job(sequence, [2])], Usage())
     assert not backend.records_layers and backend.remade == 2
@@ -205,11 +205,11 @@ def test_a_new_context_that_comes_up_empty(layers: tuple[int, ...]) -> None:
     engine = make()
     backend: Any = engine.backend
     sequence = engine.new()
-    engine.evaluate([job(sequence, A)], Usage(), layers=() if layers else (0,))
+    engine.evaluate([job(sequence, A)], Usage(), Wanted(layers=() if layers else (0,)))
     engine._plain_calls = PLAIN_CALLS
     backend.fail_grow(lost=True)
     usage, done = Usage(), job(sequence, B)
-    engine.evaluate([done], usage, layers=layers)
+    engine.evaluate([done], usage, Wanted(layers=layers))
     assert usage.evaluated_tokens == len(A) + len(B) and backend.remade == (1 if layers else 2)
     assert done.logits is not None
     np.testing.assert_array_equal(done.logits[0], expected_logits(A + B, backend))
@@ -272,5 +272,5 @@ def test_a_known_beginning_is_reused_where_its_layers_are_not_wanted() -> None:
 def test_a_job_without_outputs_has_no_layers() -> None:
     engine = make()
     none = Job(engine.new(), ids(*A), np.zeros(5, np.int8))
-    engine.evaluate([none], Usage(), layers=(0,))
+    engine.evaluate([none], Usage(), Wanted(layers=(0,)))
     assert none.layers is None and none.logits is None

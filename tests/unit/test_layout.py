@@ -15,16 +15,20 @@ ROOT = Path(__file__).resolve().parents[2]
 ENGINE = ROOT / "modules" / "transformers_llamacpp"
 
 LAYERS = (
-    {"errors", "options", "batch"},
+    {"errors", "options", "batch", "reuse"},
     {"backend", "gguf_reader", "output_head"},
     {"native", "testing"},
     {"sequence"},
-    {"pool", "recall", "state_file"},
+    {"tree", "chunks", "saved", "state_file"},
+    {"memory", "state_folder", "recall"},
+    {"pool"},
+    {"evaluation"},
     {"engine"},
     {"cache", "rows", "request", "compat", "hidden"},
     {"decoding"},
     {"config", "files", "generation", "tokenizer", "tokenizer_files", "tokenizer_encoding"}
     | {"tokenizer_vocabulary", "token_rows", "token_spans", "chat_template"},
+    {"memory_options"},
     {"modeling"},
     {"server", "cli", "terminal", "perplexity", "__main__"},
 )
@@ -42,7 +46,9 @@ ONLY_IN = {
 }
 """Libraries, and the only modules that may import them."""
 
-NO_TORCH = {"errors", "options", "batch", "backend", "native", "sequence", "pool", "engine", "testing", "output_head"}
+NO_TORCH = {"errors", "options", "batch", "backend", "native", "sequence", "pool", "engine", "testing", "output_head"} | {
+    "tree", "chunks", "saved", "state_file", "state_folder", "memory", "recall", "evaluation", "reuse"
+}  # fmt: skip
 """The engine proper speaks numpy."""
 
 

@@ -31,7 +31,7 @@ from unit.params_table import ATTRIBUTES, CALLBACKS, FIELDS, POINTED_TO, field_v
 GROUPS = ("context", "model", "sampling")
 DESIGNED = {  # DESIGN 1.2
     "n_ctx": 4096, "n_cells": None, "n_seq_max": None, "host_cache_bytes": 1 << 30, "prefix_reuse": True,
-    "n_sink": None, "reuse_min_chunk": 0, "state_dir": None,
+    "n_sink": None, "reuse_min_chunk": 0, "state_dir": None, "state_dir_bytes": 10 << 30,
 }  # fmt: skip
 
 

@@ -14,7 +14,8 @@ from transformers_llamacpp.errors import (
     InvalidInputError,
     UnsupportedFeatureError,
 )
-from transformers_llamacpp.pool import SequencePool
+from transformers_llamacpp.pool import Keeping, SequencePool
+from transformers_llamacpp.saved import SavedStates
 from transformers_llamacpp.sequence import EMBEDDED
 from transformers_llamacpp.testing import FakeBackend
 from unit.naive import A, counts, go_on, job, make, say, start_all
@@ -264,8 +265,8 @@ def test_check_finds_books_that_are_wrong() -> None:
     sequence.tokens.pop()
     with pytest.raises(AssertionError, match=r"llama\.cpp holds 6 positions"):
         engine.check()
-    pool = SequencePool(FakeBackend())
-    pool._free.pop()
+    pool = SequencePool(FakeBackend(), Keeping(), SavedStates(1 << 20))
+    pool.memory.free.pop()
     with pytest.raises(AssertionError):
         pool.check()
 

@@ -6,7 +6,7 @@ import pytest
 
 from transformers_llamacpp import pool
 from transformers_llamacpp.engine import Engine, Usage
-from unit.naive import counts, job, make, say
+from unit.naive import counts, go_on, job, make, say
 
 pytestmark = pytest.mark.once
 
@@ -56,13 +56,17 @@ def test_a_shared_beginning_is_taken_from_host_memory_and_stays_there() -> None:
     assert counts(turn(engine, [*second, 5])) == (len(second), 1)
 
 
-def test_held_texts_stay() -> None:
+def test_held_texts_stay_while_another_call_may_use_them() -> None:
     engine = make(n_cells=256)
     held, _ = say(engine, CHATS[0])
+    with engine.call():
+        turn(engine, CHATS[1])
+        turn(engine, CHATS[2])
+        assert held.resident
+        assert resident(engine) == len(CHATS[0]) + len(CHATS[2])
     turn(engine, CHATS[1])
-    turn(engine, CHATS[2])
-    assert held.resident
-    assert resident(engine) == len(CHATS[0]) + len(CHATS[2])
+    assert not held.resident and resident(engine) == len(CHATS[1])
+    assert go_on(engine, held, [9]).evaluated_tokens == 1
 
 
 def test_few_tokens_are_not_worth_it() -> None:
@@ -72,9 +76,8 @@ def test_few_tokens_are_not_worth_it() -> None:
     assert resident(engine) == 6
 
 
-@pytest.mark.parametrize("window", [0, 3])
-def test_without_room_in_host_memory_they_stay(window: int) -> None:
-    engine = make(n_cells=256, window=window, host_cache_bytes=1 << 20 if window else 10)
+def test_without_room_in_host_memory_they_stay() -> None:
+    engine = make(n_cells=256, host_cache_bytes=10)
     turn(engine, CHATS[0])
     turn(engine, CHATS[1])
     assert {tuple(s.tokens) for s in engine.pool.sequences if s.resident} == {tuple(CHATS[0]), tuple(CHATS[1])}
@@ -96,7 +99,7 @@ def test_what_is_shared_counts_once() -> None:
         engine.evaluate([job(beam, [20 + number])], Usage())
     engine.release([trunk, *beams])
     assert counts(turn(engine, [*CHATS[0], 20, 9])) == (len(CHATS[0]) + 1, 1)
-    assert all(s.state is None for s in engine.pool.sequences)
+    assert all(not s.is_saved for s in engine.pool.sequences)
 
 
 def test_no_more_is_copied_than_host_memory_takes() -> None:
@@ -107,4 +110,4 @@ def test_no_more_is_copied_than_host_memory_takes() -> None:
         for text in CHATS:
             turn(engine, text)
     turn(engine, [30] * 5)
-    assert [list(s.tokens) for s in engine.pool.sequences if s.state is not None] == CHATS[2:]
+    assert [list(s.tokens) for s in engine.pool.sequences if s.is_saved] == CHATS[2:]

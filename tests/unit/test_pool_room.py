@@ -25,7 +25,7 @@ def test_an_evicted_sequence_comes_back_from_host_memory() -> None:
     first, _ = say(engine, A)
     engine.release([first])
     second, _ = say(engine, [7] * 8)
-    assert first.state is not None and not first.resident
+    assert first.is_saved and not first.resident
     engine.release([second])
     assert counts(say(engine, [*A, 9])[1]) == (6, 1)
 
@@ -36,7 +36,7 @@ def test_host_memory_is_bounded() -> None:
     texts = [[n] * 6 for n in range(1, 6)]
     for text in texts:
         engine.release([say(engine, text)[0]])
-    saved = [list(s.tokens) for s in engine.pool.sequences if s.state is not None]
+    saved = [list(s.tokens) for s in engine.pool.sequences if s.is_saved]
     assert saved == texts[2:4]  # the newest is resident still, the oldest are gone
     engine.check()
 
@@ -107,7 +107,7 @@ def test_growth_without_memory() -> None:
     first, _ = say(engine, A)
     engine.backend.fail_grow(lost=False)  # type: ignore[attr-defined]
     second, _ = say(engine, [9])  # parks the held one instead
-    assert first.state is not None
+    assert first.is_saved
     engine.discard([second])
     engine.backend.fail_grow(lost=False)  # type: ignore[attr-defined]
     with pytest.raises(CacheFullError, match="no memory for more"):

@@ -16,7 +16,10 @@ from transformers_llamacpp.state_file import SavedRow, read_state, write_state
 pytestmark = pytest.mark.once
 
 MODEL = {"metadata": "abc", "type_k": "f16", "bytes": 7}
-ROWS = [SavedRow(array("i", [1, 2, -1]), b"\0\1\1\1", b"state"), SavedRow(array("i", []), None, b"")]
+ROWS = [
+    SavedRow(array("i", [1, 2, -1]), b"\0\1\1\1", 1, [(0, 1, memoryview(b"sta")), (1, 2, memoryview(b"te"))]),
+    SavedRow(array("i", []), None, 0, []),
+]
 
 
 @pytest.fixture
@@ -38,7 +41,8 @@ def test_what_was_written_comes_back(saved: Path) -> None:
             SavedRow,
             st.lists(st.integers(-1, 2**31 - 1), max_size=20).map(lambda numbers: array("i", numbers)),
             st.none() | st.binary(max_size=20),
-            st.binary(max_size=50),
+            st.integers(0, 9),
+            st.lists(st.tuples(st.integers(0, 99), st.integers(0, 99), st.binary(max_size=50).map(memoryview)), max_size=3),
         ),
         max_size=4,
     ),
@@ -80,7 +84,7 @@ def test_another_format(saved: Path) -> None:
     data = bytearray(saved.read_bytes())
     data[8] = 9
     saved.write_bytes(data)
-    with pytest.raises(StateError, match="has format 9, and this version of the package reads 1"):
+    with pytest.raises(StateError, match="has format 9, and this version of the package reads 2"):
         read_state(saved, MODEL)
 
 

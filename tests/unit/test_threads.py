@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 
-from transformers_llamacpp.engine import Engine, Usage
+from transformers_llamacpp.engine import Engine, Usage, Wanted
 from transformers_llamacpp.errors import ClosedError, GenerationCancelled
 from transformers_llamacpp.testing import FakeBackend
 from unit.naive import expected_logits, job, start_all
@@ -80,7 +80,7 @@ def test_one_cancelled_call_leaves_the_others_alone() -> None:
             done = job(sequence, text)
             if index % 2:
                 with pytest.raises(GenerationCancelled):
-                    engine.evaluate([done], Usage(), progress=lambda evaluated, _: evaluated < 6)
+                    engine.evaluate([done], Usage(), Wanted(progress=lambda evaluated, _: evaluated < 6))
                 assert len(sequence) == 0
             else:
                 engine.evaluate([done], Usage())

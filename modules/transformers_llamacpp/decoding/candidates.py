@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from ..batch import Job
 from ..cache import LlamaCppCache
-from ..engine import Engine, Usage
+from ..engine import Engine, Usage, Wanted
 from ..errors import CacheFullError
 from ..sequence import Sequence
 
@@ -65,7 +65,7 @@ class Candidates:
                 for mine, tokens in zip(forks, self._tokens, strict=True)
             ]
             everything = [job for mine in jobs for job in mine]
-            engine.evaluate(everything, self._usage, want_embeddings=True, layers=self._layers)
+            engine.evaluate(everything, self._usage, Wanted(embeddings=True, layers=self._layers))
         except BaseException:
             engine.discard([fork for mine in forks for fork in mine[1:]])
             raise
@@ -81,9 +81,9 @@ class Candidates:
                 for row, tokens in enumerate(self._tokens)
                 if turn < len(tokens)
             ]
-            engine.evaluate([job for _, job in now], self._usage, want_embeddings=True, layers=self._layers)
+            engine.evaluate([job for _, job in now], self._usage, Wanted(embeddings=True, layers=self._layers))
             for row, job in now:
-                engine.truncate(job.sequence, len(job.sequence) - 1)
+                engine.truncate(job.sequence, len(job.sequence.tokens) - 1)
                 jobs[row].append(job)
         self._take(jobs)
 

@@ -30,6 +30,9 @@ OUTPUT_BYTES = 64 << 20
 QUANTISED_BLOCK = 32
 """Numbers in one block of every quantised type a KV cache may have (ggml's `QK8_0` and its like)."""
 
+PARTIAL = 1
+"""`LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY`."""
+
 CELL_PADDING = 256
 """llama.cpp rounds the buffer up to this; asking for a multiple avoids its warning."""
 
@@ -50,7 +53,9 @@ class NativeBackend:
         self._params.n_ctx = -(-n_cells // CELL_PADDING) * CELL_PADDING
         self._n_batch, self._n_outputs = int(source.n_batch), int(source.n_outputs_max)
         limit = int(llama_cpp.llama_max_parallel_sequences())
-        n_seq_max = n_seq_max if n_seq_max is not None else (8 if model.has_state else 64)
+        window = not self._params.swa_full and llama_cpp.llama_model_n_swa(model.pointer) > 0
+        # with swa_full=False llama.cpp keeps a window for each sequence: many would take what the option saves
+        n_seq_max = n_seq_max if n_seq_max is not None else (8 if model.has_state or window else 64)
         if not 1 <= n_seq_max <= limit:
             raise OptionError(f"n_seq_max={n_seq_max} is outside 1 .. {limit}", "n_seq_max")
         self._check_k_type()
@@ -140,8 +145,11 @@ class NativeBackend:
             n_seq_max=int(llama_cpp.llama_n_seq_max(context)),
             n_seq_limit=limit,
             n_outputs=min(rows, n_batch),
-            n_swa=0 if swa_kept else int(llama_cpp.llama_model_n_swa(model.pointer)),
+            n_swa=int(llama_cpp.llama_model_n_swa(model.pointer)),
+            swa_full=swa_kept,
             recurrent=model.has_state,
+            # a recurrent memory says it can, and shifts the number of its state only
+            can_shift=not model.has_state and bool(llama_cpp.llama_memory_can_shift(self._memory)),
         )
 
     def _make_batch(self, size: int) -> None:
@@ -267,6 +275,14 @@ class NativeBackend:
     def seq_copy(self, source: int, target: int) -> None:
         llama_cpp.llama_memory_seq_cp(self._memory, self._check_id(source), self._check_id(target), -1, -1)
 
+    def seq_join(self, source: int, target: int) -> None:
+        self.seq_copy(source, target)
+
+    def seq_shift(self, seq_id: int, p0: int, delta: int) -> None:
+        if not self._limits.can_shift or p0 < 0 or p0 + delta < 0:
+            raise DecodeError(f"positions from {p0} on cannot be moved by {delta}", -1)
+        llama_cpp.llama_memory_seq_add(self._memory, self._check_id(seq_id), p0, -1, delta)
+
     def pos_min(self, seq_id: int) -> int:
         return int(llama_cpp.llama_memory_seq_pos_min(self._memory, self._check_id(seq_id)))
 
@@ -291,18 +307,24 @@ class NativeBackend:
     def state_size(self, seq_id: int) -> int:
         return int(llama_cpp.llama_state_seq_get_size(self._context, self._check_id(seq_id)))
 
-    def state_save(self, seq_id: int) -> bytes:
-        size = self.state_size(seq_id)
-        buffer = (ctypes.c_uint8 * size)()
-        written = int(llama_cpp.llama_state_seq_get_data(self._context, buffer, size, seq_id))
+    def state_save(self, seq_id: int, partial: bool = False) -> memoryview:
+        flags = PARTIAL if partial else 0
+        size = int(llama_cpp.llama_state_seq_get_size_ext(self._context, self._check_id(seq_id), flags))
+        buffer = np.empty(size, np.uint8)  # not zeroed first: this is a copy of many megabytes
+        written = int(llama_cpp.llama_state_seq_get_data_ext(self._context, _bytes_at(buffer), size, seq_id, flags))
         if not 0 < written <= size:
             raise StateError(f"llama.cpp wrote {written} of {size} bytes of sequence {seq_id}")
-        return bytes(buffer[:written]) if written < size else bytes(buffer)
+        return buffer[:written].data
 
-    def state_load(self, seq_id: int, state: bytes) -> bool:
-        buffer = (ctypes.c_uint8 * len(state)).from_buffer_copy(state)
-        read = int(llama_cpp.llama_state_seq_set_data(self._context, buffer, len(state), self._check_id(seq_id)))
-        if read == len(state):
+    def state_load(self, seq_id: int, state: memoryview | bytes, partial: bool = False) -> bool:
+        flags = PARTIAL if partial else 0
+        buffer = np.frombuffer(state, np.uint8)
+        read = int(
+            llama_cpp.llama_state_seq_set_data_ext(
+                self._context, _bytes_at(buffer), len(buffer), self._check_id(seq_id), flags
+            )
+        )
+        if read == len(buffer):
             return True
         self.seq_remove(seq_id, -1, -1)
         return False
@@ -358,3 +380,8 @@ class NativeBackend:
         if read != size:
             self.clear()
             raise StateError(f"llama.cpp restored {read} of {size} bytes of its memory; all sequences were dropped")
+
+
+def _bytes_at(buffer: npt.NDArray[np.uint8]) -> Any:
+    """The array's memory as llama.cpp's `uint8_t *`; the array must outlive the call."""
+    return ctypes.cast(buffer.ctypes.data, ctypes.POINTER(ctypes.c_uint8))

@@ -121,12 +121,12 @@ class LlamaCppReader:
     def read(self, tokens: npt.NDArray[np.int32]) -> torch.Tensor:
         engine = self._engine
         self._go_back(tokens)
-        new = tokens[0 if self._sequence is None else len(self._sequence) :]
+        new = tokens[0 if self._sequence is None else len(self._sequence.tokens) :]
         n = len(new)
         answer = feed(engine, [self._sequence], Feed(new[None], None, None, np.array([n - 1]), 1, n), Usage())
         self._sequence = answer.sequences[0]
         limits = engine.backend.limits
-        if limits.recurrent or limits.n_swa:
+        if limits.stateful:
             with contextlib.suppress(CacheFullError):  # then going back means reading again
                 self._read = engine.fork(self._sequence, [self._sequence])
         return torch.from_numpy(answer.logits[0, 0])
@@ -150,10 +150,11 @@ class LlamaCppReader:
             return
         known = common_prefix(sequence.tokens, tokens, len(tokens) - 1)
         if self._read is not None:
-            if known < len(sequence) and common_prefix(self._read.tokens, tokens, len(tokens) - 1) == len(self._read):
+            read = self._read.tokens
+            if known < len(sequence.tokens) and common_prefix(read, tokens, len(tokens) - 1) == len(read):
                 engine.discard([sequence])
                 self._sequence = sequence = self._read
-                known = len(sequence)
+                known = len(sequence.tokens)
             else:
                 engine.discard([self._read])
             self._read = None
