@@ -24,8 +24,9 @@ from .errors import (
     UnsupportedFeatureError,
 )
 from .evaluation import Evaluation, Progress, Usage, Wanted
-from .pool import Keeping, SequencePool
+from .pool import SequencePool
 from .recall import Recall
+from .registry import Keeping
 from .reuse import Reuse
 from .saved import Saved, SavedStates
 from .sequence import Sequence, shared_prefix
@@ -106,7 +107,7 @@ class Engine:
             self._ready()
             busy = beside or []
             if not self.pool.keeping.prefix_reuse and tokens:
-                self.pool.empty_buffer()
+                self.pool.room.empty_buffer()
             self.pool.make_lean(list(zip(tokens, first_output, strict=True)), busy, self._calls <= in_call)
             made: list[Sequence] = []
             starts: list[tuple[Sequence, int | None]] = []
@@ -126,13 +127,13 @@ class Engine:
                     starts.append((sequence, None))
             except BaseException:
                 for sequence in made:
-                    self.pool.close(sequence)
+                    self.pool.registry.close(sequence)
                 raise
             return starts
 
     def _begin(self, sequence: Sequence, text: npt.NDArray[np.int32], limit: int, busy: set[Sequence]) -> Reuse:
         reuse = self.pool.acquire(sequence, text, limit, busy)
-        if moved := self.pool.find_moves(sequence, text, limit, busy):
+        if moved := self.pool.moving.find_moves(sequence, text, limit, busy):
             found = len(sequence.moves)
             return Reuse("shifted", f"{reuse.reason}; {moved} tokens in {found} chunks stood elsewhere and were moved")
         return reuse
@@ -173,9 +174,7 @@ class Engine:
         """Free the cells now; for what nobody will match again, such as beams that lost."""
         with self.lock:
             if not self.closed:
-                for sequence in sequences:
-                    self.pool.close(sequence)
-                self.pool.trim()
+                self.pool.discard(sequences)
 
     def evaluate(
         self,
@@ -204,6 +203,7 @@ class Engine:
             self._choose_context(wanted.layers)
             before = [len(job.sequence.tokens) for job in jobs]
             lost: dict[int, array[int]] = {}
+            away = not all(job.sequence.resident for job in jobs)
             try:
                 runs = [self._bring_in(job, jobs, lost, usage) for job in jobs]
                 if not all(job.sequence.resident for job in jobs):  # a larger context was made, and came up empty
@@ -213,7 +213,10 @@ class Engine:
             except BaseException:
                 if not self.closed:
                     self._roll_back(jobs, before, lost)
+                    self.pool.room.trim()
                 raise
+            if away:
+                self.pool.room.trim()
             for job, run in zip(jobs, runs, strict=True):
                 job.logits, job.embeddings, job.layers = run.logits, run.embeddings, run.layers
 
@@ -222,7 +225,7 @@ class Engine:
         with self.lock:
             self._ready()
             try:
-                self.pool.record_layers(True)
+                self.pool.room.record_layers(True)
             except UnsupportedFeatureError as error:
                 return error
             return None
@@ -242,7 +245,7 @@ class Engine:
                 except BaseException:
                     self._roll_back([job], [length], lost)
                     raise
-            return self.pool.copy_of(sequence)
+            return self.pool.room.copy_of(sequence)
 
     def adopt(self, tokens: array[int], dropped: int, parts: list[tuple[int, int, memoryview]]) -> Sequence:
         """A held sequence that means `tokens`; the rest is what `save` gave, here or in another process."""
@@ -296,13 +299,13 @@ class Engine:
         goes when it was of no use for `PLAIN_CALLS` calls in a row."""
         if layers:
             self._plain_calls = 0
-            self.pool.record_layers(True)
+            self.pool.room.record_layers(True)
         elif self.backend.records_layers:
             self._plain_calls += 1
             if self._plain_calls > PLAIN_CALLS:
                 self._plain_calls = 0
                 with suppress(ModelLoadError):  # the slower one is still there
-                    self.pool.record_layers(False)
+                    self.pool.room.record_layers(False)
 
     def _leader(
         self,
@@ -344,7 +347,7 @@ class Engine:
         if sequence.resident:
             return Job(sequence, job.tokens, job.outputs, job.embeds, job.scored)
         busy = {other.sequence for other in jobs}
-        if (where := self.pool.restore(sequence, busy)) is not None:
+        if (where := self.pool.room.restore(sequence, busy)) is not None:
             usage.reuse.append(Reuse(where, f"{len(sequence)} tokens of the cache were in {WHERE[where]}"))
             return Job(sequence, job.tokens, job.outputs, job.embeds, job.scored)
         history = sequence.tokens
@@ -355,7 +358,7 @@ class Engine:
                 "inputs_embeds",
             )
         if len(history) == 0:
-            self.pool.take_id(sequence, busy)
+            self.pool.room.take_id(sequence, busy)
             return Job(sequence, job.tokens, job.outputs, job.embeds, job.scored)
         if job.embeds is not None:
             self._evaluate_history(sequence, busy, lost, usage)
@@ -384,7 +387,7 @@ class Engine:
         known = np.array(history, np.int32)
         usage.reuse.append(self.pool.acquire(sequence, known, len(known), busy))
         if not sequence.resident:
-            self.pool.take_id(sequence, busy)
+            self.pool.room.take_id(sequence, busy)
         return known
 
     def _run(self, jobs: list[Job], busy: set[Sequence], usage: Usage, wanted: Wanted) -> None:
@@ -408,6 +411,6 @@ class Engine:
                 try:
                     self.pool.truncate(sequence, min(length, len(sequence.tokens)))
                 except UnsupportedFeatureError:  # embeddings in a memory that cannot go back: nobody may go on with it
-                    self.pool.close(sequence)
+                    self.pool.registry.close(sequence)
                     del sequence.tokens[length:]
 

@@ -82,7 +82,7 @@ class Evaluation:
         """Positions that are free in a sequence; a full one slides first."""
         sinks = self.pool.keeping.n_sink
         if sinks is not None and len(sequence) >= self.n_ctx:
-            self.pool.slide(sequence, max(1, (self.n_ctx - sinks) // 4), self.busy)
+            self.pool.moving.slide(sequence, max(1, (self.n_ctx - sinks) // 4), self.busy)
         return self.n_ctx - len(sequence)
 
     def _move_in(self, job: Job, answer: _Answer) -> int:
@@ -94,7 +94,7 @@ class Evaluation:
             if before > at:
                 self._decode([_slice(job, at, before)], [answer])
             n = len(sequence.moves[0].tokens)
-            if not self.pool.move_in(sequence, self.busy):
+            if not self.pool.moving.move_in(sequence, self.busy):
                 self.total += n + sum(len(move.tokens) for move in sequence.moves)
                 sequence.moves.clear()
                 return before
@@ -112,7 +112,7 @@ class Evaluation:
         for batch, pieces in plan(jobs, size, limits.n_outputs, wanted.embeddings, alone):
             batch.layers = wanted.layers if batch.n_outputs else ()
             while (status := self.pool.backend.decode(batch)) is DecodeStatus.NO_SLOT:
-                if not self.pool.make_room(self.busy):
+                if not self.pool.room.make_room(self.busy):
                     raise self._full(batch.n_tokens)
             if status is DecodeStatus.ABORTED:
                 raise DecodeError("llama_decode was aborted by the abort callback", 2)
@@ -125,7 +125,7 @@ class Evaluation:
                 self._collect(batch.n_outputs, jobs, pieces, answers)
             for piece in pieces:
                 if piece.stop in jobs[piece.index].marks:
-                    self.pool.checkpoint(jobs[piece.index].sequence)
+                    self.pool.room.checkpoint(jobs[piece.index].sequence)
             if wanted.progress is not None:
                 if wanted.progress(self.done, self.total) is False:
                     raise GenerationCancelled(self.done, self.total)
@@ -139,7 +139,7 @@ class Evaluation:
             if n < 2 or job.embeds is not None:
                 continue
             if first:
-                self.pool.checkpoint(job.sequence)
+                self.pool.room.checkpoint(job.sequence)
             places = {*range(CHECKPOINT_EVERY - first % CHECKPOINT_EVERY, n, CHECKPOINT_EVERY), n - 1}
             if 0 < job.sequence.branch - first < n:
                 places.add(job.sequence.branch - first)

@@ -118,7 +118,7 @@ class Sequence:
 
     def close(self) -> None:
         """Free its cells now. Idempotent."""
-        self._pool.close(self)
+        self._pool.discard([self])
 
 
 def shared_prefix(a: npt.NDArray[np.int32], b: npt.NDArray[np.int32]) -> int:

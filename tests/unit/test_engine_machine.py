@@ -14,7 +14,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from transformers_llamacpp import pool
+from transformers_llamacpp import room
 from transformers_llamacpp.batch import Job
 from transformers_llamacpp.engine import Engine, Usage, Wanted
 from transformers_llamacpp.errors import (
@@ -49,8 +49,8 @@ class EngineMachine(RuleBasedStateMachine):
         spare=st.sampled_from([0, 5, 256]),
     )
     def begin(self, prefix_reuse: bool, host_cache_bytes: int, spare: int, **sizes: int) -> None:
-        self.spare = pool.SPARE
-        pool.SPARE = spare
+        self.spare = room.SPARE
+        room.SPARE = spare
         self.backend = FakeBackend(
             n_vocab=8, n_seq_limit=MAX_ROWS, window=self.window, recurrent=self.recurrent, **sizes
         )
@@ -195,7 +195,7 @@ class EngineMachine(RuleBasedStateMachine):
     def truncate(self, data: st.DataObject, pick: int, parked: bool) -> None:
         sequence, row = self.rows[pick % len(self.rows)]
         if parked and sequence.resident:
-            self.engine.pool.park(sequence)
+            self.engine.pool.room.park(sequence)
         length = data.draw(st.integers(max(0, len(row.text) - 6), len(row.text)))
         try:
             sequence.truncate(length)
@@ -265,7 +265,7 @@ class EngineMachine(RuleBasedStateMachine):
     def park(self, pick: int) -> None:
         sequence, _ = self.rows[pick % len(self.rows)]
         if sequence.resident:
-            self.engine.pool.park(sequence)
+            self.engine.pool.room.park(sequence)
 
     # -- failures ---------------------------------------------------------------------------------------
 
@@ -335,7 +335,7 @@ class EngineMachine(RuleBasedStateMachine):
         assert self.usage.decode_calls == self.backend.decodes
 
     def teardown(self) -> None:
-        pool.SPARE = self.spare
+        room.SPARE = self.spare
         self.engine.release([sequence for sequence, _ in self.rows])
         self.engine.forget()
         assert self.engine.pool.sequences == [] and self.backend.cells == []

@@ -21,6 +21,9 @@ LAYERS = (
     {"sequence"},
     {"tree", "chunks", "saved", "state_file"},
     {"memory", "state_folder", "recall"},
+    {"registry"},
+    {"room"},
+    {"moving"},
     {"pool"},
     {"evaluation"},
     {"engine"},
@@ -47,7 +50,8 @@ ONLY_IN = {
 """Libraries, and the only modules that may import them."""
 
 NO_TORCH = {"errors", "options", "batch", "backend", "native", "sequence", "pool", "engine", "testing", "output_head"} | {
-    "tree", "chunks", "saved", "state_file", "state_folder", "memory", "recall", "evaluation", "reuse"
+    "tree", "chunks", "saved", "state_file", "state_folder", "memory", "recall", "evaluation", "reuse", "registry",
+    "room", "moving",
 }  # fmt: skip
 """The engine proper speaks numpy."""
 

@@ -14,7 +14,8 @@ from transformers_llamacpp.errors import (
     InvalidInputError,
     UnsupportedFeatureError,
 )
-from transformers_llamacpp.pool import Keeping, SequencePool
+from transformers_llamacpp.pool import SequencePool
+from transformers_llamacpp.registry import Keeping
 from transformers_llamacpp.saved import SavedStates
 from transformers_llamacpp.sequence import EMBEDDED
 from transformers_llamacpp.testing import FakeBackend
@@ -178,7 +179,7 @@ def test_truncating_to_an_impossible_length(length: int) -> None:
 def test_a_parked_sequence_is_truncated_without_losing_its_state() -> None:
     engine = make()
     sequence, _ = say(engine, A)
-    engine.pool.park(sequence)
+    engine.pool.room.park(sequence)
     sequence.truncate(4)
     assert go_on(engine, sequence, [9]).evaluated_tokens == 1
 
@@ -230,7 +231,7 @@ def test_a_sequence_that_an_idle_one_covers_is_closed_at_once() -> None:
     engine.release([other])
     assert not other.closed
     copy = engine.fork(long)
-    engine.pool.park(long)
+    engine.pool.room.park(long)
     assert not engine.pool._is_covered(copy), "only a resident one can stand in"
 
 
@@ -275,7 +276,7 @@ def test_repr_says_where_it_is() -> None:
     engine = make()
     sequence, _ = say(engine, A)
     assert repr(sequence) == "Sequence(6 tokens, seq_id=0, held)"
-    engine.pool.park(sequence)
+    engine.pool.room.park(sequence)
     assert "saved, held" in repr(sequence)
     sequence.close()
     assert "parked, closed" in repr(sequence)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from transformers_llamacpp import pool
+from transformers_llamacpp import room
 from transformers_llamacpp.engine import Engine, Usage
 from unit.naive import counts, go_on, job, make, say
 
@@ -16,7 +16,7 @@ SYSTEM = list(range(1, 9))
 
 @pytest.fixture(autouse=True)
 def spare(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pool, "SPARE", 4)
+    monkeypatch.setattr(room, "SPARE", 4)
 
 
 def turn(engine: Engine, text: list[int]) -> Usage:
@@ -106,7 +106,7 @@ def test_no_more_is_copied_than_host_memory_takes() -> None:
     size = 16 * len(CHATS[0])
     engine = make(n_cells=256, host_cache_bytes=2 * size)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(pool, "SPARE", 1000)
+        patch.setattr(room, "SPARE", 1000)
         for text in CHATS:
             turn(engine, text)
     turn(engine, [30] * 5)

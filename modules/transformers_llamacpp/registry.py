@@ -1,0 +1,99 @@
+"""All sequences of one backend: which there are, what their texts are, which were used last.
+
+Runs under the engine's lock, as everything the pool is made of.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+
+from .backend import Backend
+from .memory import Memory
+from .saved import SavedStates
+from .sequence import EMBEDDED, Sequence
+from .tree import PrefixTree
+
+if TYPE_CHECKING:
+    from .pool import SequencePool
+
+__all__ = ["Keeping", "Registry", "text_of"]
+
+
+@dataclass(frozen=True, slots=True)
+class Keeping:
+    """What is kept, and how. `prefix_reuse=False` matches nothing and keeps nothing idle. `n_sink`, `reuse_min_chunk`: see
+    the options of these names."""
+
+    prefix_reuse: bool = True
+    n_sink: int | None = None
+    reuse_min_chunk: int = 0
+
+
+class Registry:
+    """Sequences are made and closed here; `pool` is what they ask for everything else."""
+
+    def __init__(self, pool: SequencePool, backend: Backend, keeping: Keeping, states: SavedStates) -> None:
+        self.pool = pool
+        self.backend = backend
+        self.keeping = keeping
+        self.states = states
+        self.memory = Memory(backend, states)
+        self.sequences: list[Sequence] = []
+        self._tree: PrefixTree[Sequence] = PrefixTree()
+        self._changed: dict[Sequence, None] = {}
+        self._clock = 0
+
+    def new(self) -> Sequence:
+        """An empty held sequence; it takes a sequence id when its first tokens come."""
+        sequence = Sequence(self.pool)
+        self.sequences.append(sequence)
+        return sequence
+
+    def changed(self, sequence: Sequence) -> None:
+        """Its text is another one; the tree learns that before it is asked the next time."""
+        if self.keeping.prefix_reuse:
+            self._changed[sequence] = None
+
+    def like(self, tokens: npt.NDArray[np.int32]) -> Iterator[tuple[int, Sequence]]:
+        """`(shared, sequence)`, those whose texts share most with `tokens` first; nothing may change meanwhile."""
+        for sequence in self._changed:
+            if sequence.closed or not sequence.tokens:
+                self._tree.discard(sequence)
+            else:
+                self._tree.put(sequence, text_of(sequence))
+        self._changed.clear()
+        return self._tree.matches(tokens)
+
+    def close(self, sequence: Sequence) -> None:
+        if sequence.closed:
+            return
+        sequence.closed = True
+        sequence.held = False
+        self.memory.leave(sequence)
+        sequence.saved, sequence.checkpoints, sequence.moves = None, [], []
+        self.sequences.remove(sequence)
+        self.changed(sequence)
+
+    def touch(self, sequence: Sequence) -> None:
+        self._clock += 1
+        sequence.last_use = self._clock
+
+    def check(self) -> None:
+        """Raise `AssertionError` where the tree has another text of a sequence than the sequence."""
+        for sequence in self.sequences:
+            assert not sequence.closed, f"{sequence} is closed and still in the pool"
+            if self.keeping.prefix_reuse and sequence not in self._changed and sequence.tokens:
+                assert np.array_equal(self._tree.text(sequence), text_of(sequence)), f"the tree has another text of {sequence}"
+        assert len(self._tree) <= len(self.sequences) + len(self._changed), "the tree knows sequences that are gone"
+
+
+def text_of(sequence: Sequence) -> npt.NDArray[np.int32]:
+    """Its tokens up to the first position that was given as a vector."""
+    tokens = np.array(sequence.tokens, np.int32)
+    embedded = np.flatnonzero(tokens == EMBEDDED)
+    return tokens[: embedded[0]] if len(embedded) else tokens
