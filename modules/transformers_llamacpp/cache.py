@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import weakref
 from array import array
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -83,6 +83,8 @@ class LlamaCppCache(Cache):
         self._closed = False
         self.companion: LlamaCppCache | None = None
         """A cache with the same rows that goes wherever this one goes, as guidance needs; whoever set it takes it away."""
+        self.on_reorder: Callable[[list[int]], None] | None = None
+        """Told of every `reorder_cache`; whoever set it takes it away."""
         self._finalizer = weakref.finalize(self, _leave_behind, engine, self._rows)
         self._finalizer.atexit = False
 
@@ -259,6 +261,8 @@ class LlamaCppCache(Cache):
 
     def reorder_cache(self, beam_idx: torch.Tensor) -> None:
         """Row `i` becomes what row `beam_idx[i]` was; a row that is asked for twice is forked."""
+        if self.on_reorder is not None:
+            self.on_reorder(beam_idx.tolist())
         self._select(beam_idx.tolist())
 
     def batch_repeat_interleave(self, repeats: int) -> None:
