@@ -253,7 +253,7 @@ class LlamaCppGenerationMixin:
         limits, wanted = self.engine.backend.limits, config.max_length - length  # type: ignore[attr-defined]
         copies, sides = max(config.num_beams or 1, config.num_return_sequences or 1), 2 if others else 1
         rows = sides * copies * len(texts.tokens)
-        starting = [*texts.starting(copies), *others]
+        starting = [*texts.starting, *others]
         if sum(map(len, starting)) + texts.unshared + rows * wanted <= limits.n_cells:
             return
         sharing = Sharing.WHOLE if limits.recurrent or limits.n_swa else Sharing.PREFIX

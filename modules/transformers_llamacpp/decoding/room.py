@@ -74,12 +74,9 @@ class Texts:
         return [new[row * len(new) // n_rows] + past[row * len(past) // n_rows] for row in range(n_rows)]
 
     @property
-    def embedded(self) -> bool:
-        return any(len(text) and text[0] == EMBEDDED for text in self.tokens)
-
-    def starting(self, copies: int) -> list[Tokens]:
-        """The texts that start in this call, where the loop runs `copies` rows for each; tokens are evaluated once for all."""
-        return [] if self.held else self.tokens * (copies if self.embedded else 1)
+    def starting(self) -> list[Tokens]:
+        """The texts that start in this call; beams and return sequences are evaluated once and share what they have."""
+        return [] if self.held else self.tokens
 
     @property
     def unshared(self) -> int:
