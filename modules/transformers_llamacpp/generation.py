@@ -250,7 +250,9 @@ class LlamaCppGenerationMixin:
         cells, by a stopping criterion, and everything else after as many tokens as there is room for."""
         if self.native.metadata.get("general.architecture") in WITHOUT_CELLS:  # type: ignore[attr-defined]
             return
-        limits, wanted = self.engine.backend.limits, config.max_length - length  # type: ignore[attr-defined]
+        limits = self.engine.backend.limits  # type: ignore[attr-defined]
+        # whatever the length, a row never has more than n_ctx cells
+        wanted = min(config.max_length - length, self.engine.n_ctx - min([*texts.lengths, *map(len, others)]))  # type: ignore[attr-defined]
         copies, sides = max(config.num_beams or 1, config.num_return_sequences or 1), 2 if others else 1
         rows = sides * copies * len(texts.tokens)
         starting = [*texts.starting, *others]
