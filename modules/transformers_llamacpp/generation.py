@@ -261,7 +261,8 @@ class LlamaCppGenerationMixin:
         sharing = Sharing.WHOLE if limits.recurrent or limits.n_swa else Sharing.PREFIX
         if config.output_hidden_states or contrastive.wants(config):
             sharing = Sharing.EQUAL
-        room = Room(limits.n_cells, cells_of(starting, sharing) + texts.going_on(), rows)
+        going_on = texts.going_on(limits.n_cells)
+        room = Room(limits.n_cells, cells_of(starting, sharing) + going_on, rows)
         steps = room.steps
         if wanted > steps and (config.num_beams or 1) > 1 and config.use_cache is not False:
             families = len(texts.tokens) * (config.num_beam_groups or 1)
@@ -269,7 +270,7 @@ class LlamaCppGenerationMixin:
         else:
             why = f"the KV cells are full (n_cells={limits.n_cells}, {rows} rows, whose prompts take {room.prompts})"
             _shorten(config, length, steps, why)
-        if sharing is not Sharing.EQUAL and room.prompts < cells_of(starting, Sharing.EQUAL) + texts.going_on():
+        if room.prompts < cells_of(starting, Sharing.EQUAL) + going_on:
             # what earlier calls left in memory may hold the common beginning several times, and rows that start from it would
             # not share it
             self.engine.forget()  # type: ignore[attr-defined]

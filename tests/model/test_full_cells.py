@@ -206,6 +206,19 @@ def test_a_passed_in_cache(small: Any, large: Any) -> None:
     assert texts[0] == texts[1]
 
 
+@pytest.mark.parametrize(("length", "room"), [(150, 20), (110, 10), (170, 2)])
+def test_a_passed_in_cache_that_had_to_leave_the_buffer(small: Any, large: Any, length: int, room: int) -> None:
+    """Its rows share 100 cells no more where both are copied back, and do where there is no room for that."""
+    rows = [common(length, 100, 2), common(length, 100, 3)]
+    cache = LlamaCppCache(small)
+    small(torch.tensor(rows), cache=cache, logits_to_keep=1)
+    generate(small, [text(250, 9)], 2)
+    more = [[*row, 7, 8] for row in rows]
+    got = generate(small, more, 100, cache=cache)
+    assert len(got[0]) >= room
+    assert got == generate(large, more, len(got[0]))
+
+
 def test_a_passed_in_cache_stays_where_its_text_does_not_fit(small: Any, large: Any) -> None:
     cache = LlamaCppCache(small)
     small(torch.tensor([text(100)]), cache=cache)

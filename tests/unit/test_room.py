@@ -52,7 +52,7 @@ def test_only_real_tokens_count() -> None:
     texts = read_texts(ids, torch.tensor([[0, 0, 1, 1], [1, 1, 1, 1]]))
     assert [text.tolist() for text in texts.tokens] == [[5, 6], [3, 4, 5, 6]]
     assert texts.lengths == [2, 4]
-    assert texts.going_on() == texts.unshared == 0
+    assert texts.going_on(100) == texts.unshared == 0
     assert read_texts(torch.zeros(2, 3, 8), None).lengths == [3, 3]
 
 

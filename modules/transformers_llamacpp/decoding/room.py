@@ -83,17 +83,20 @@ class Texts:
         """Cells of rows that go on from a cache, if they shared none."""
         return sum(self.lengths) if self.held else 0
 
-    def going_on(self) -> int:
-        """Cells of the cache and of what each of its rows gets. Rows that had to leave the buffer come back each by itself."""
+    def going_on(self, n_cells: int) -> int:
+        """Cells of the cache's rows and of what each of them gets.
+
+        A row that had to leave the buffer comes back with cells of its own, or, where there is no room for them, by
+        evaluating what it does not share.
+        """
         if not self.held:
             return 0
         cells, inside = 0, list[Tokens]()
-        for sequence in self.held:
+        for sequence in sorted(self.held, key=lambda one: not one.resident):
             text = np.array(sequence.tokens, np.int32)
-            resident = sequence.resident
-            cells += len(text) - (max((shared_prefix(other, text) for other in inside), default=0) if resident else 0)
-            if resident:
-                inside.append(text)
+            copied = not sequence.resident and sequence.state is not None and cells + len(text) <= n_cells
+            cells += len(text) - (0 if copied else max((shared_prefix(other, text) for other in inside), default=0))
+            inside.append(text)
         repeats, copies = max(1, len(self.tokens) // len(self.held)), max(1, len(self.held) // len(self.tokens))
         return cells + copies * sum(len(text) for text in self.tokens[::repeats])
 
