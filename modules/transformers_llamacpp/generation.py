@@ -85,7 +85,8 @@ class LlamaCppGenerationMixin:
         `trust_remote_code`. So do the following, with transformers' own arguments:
 
         guidance_scale, negative_prompt_ids, negative_prompt_attention_mask: classifier-free guidance, both sides in one
-            decode. One negative prompt `(1, length)` for all rows, or one for each prompt. It counts against `n_ctx`.
+            decode. One negative prompt `(1, length)` for all rows, or one for each prompt. It counts against `n_ctx`, and
+            both sides against `n_cells`.
         prompt_lookup_num_tokens, max_matching_ngram_size: drafts from what the text says already, at most as many tokens.
         assistant_model: drafts; a `LlamaCppForCausalLM` or a causal model of transformers. With other tokens than this model
             it needs `tokenizer` (this model's) and `assistant_tokenizer`. Without it `model.assistant_model` drafts, if set.
