@@ -268,7 +268,7 @@ class LlamaCppGenerationMixin:
         if wanted > steps and (config.num_beams or 1) > 1 and config.use_cache is not False:
             families = len(texts.tokens) * (config.num_beam_groups or 1)
             request.cells_full = CellsFull(room, families, sides, wanted)
-        else:
+        elif wanted > steps:
             why = f"the KV cells are full (n_cells={limits.n_cells}, {rows} rows, whose prompts take {room.prompts})"
             _shorten(config, length, steps, why)
         if room.prompts < cells_of(starting, Sharing.EQUAL) + going_on:
