@@ -83,6 +83,7 @@ class LlamaCppCache(Cache):
         self._closed = False
         self.companion: LlamaCppCache | None = None
         """A cache with the same rows that goes wherever this one goes, as guidance needs; whoever set it takes it away."""
+        self.on_reorder: Any = None  # called with the rows of every `reorder_cache`; whoever set it takes it away
         self._finalizer = weakref.finalize(self, _leave_behind, engine, self._rows)
         self._finalizer.atexit = False
 
@@ -214,8 +215,7 @@ class LlamaCppCache(Cache):
 
     def bookmark(self) -> Bookmark | None:
         """A way back to here for a memory that cannot be rewound (recurrent states, sliding windows): copies of the rows by
-        reference. `None` where `truncate` needs no help. `go_back` or `drop` must be called with it.
-        """
+        reference. `None` where `truncate` needs no help. `go_back` or `drop` must be called with it."""
         self._alive()
         if not self._rows or not self._engine.backend.limits.stateful:
             return None
@@ -258,6 +258,8 @@ class LlamaCppCache(Cache):
 
     def reorder_cache(self, beam_idx: torch.Tensor) -> None:
         """Row `i` becomes what row `beam_idx[i]` was; a row that is asked for twice is forked."""
+        if self.on_reorder:
+            self.on_reorder(beam_idx.tolist())
         self._select(beam_idx.tolist())
 
     def batch_repeat_interleave(self, repeats: int) -> None:
@@ -406,8 +408,7 @@ class LlamaCppCache(Cache):
         self, feed_: Feed, past_mask: npt.NDArray[np.bool_] | None, usage: Usage
     ) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.float32] | None]:
         """Store new columns; logits `(rows, kept, n_vocab)` and, if asked for, the last hidden state
-        `(rows, columns, n_embd)`. All or nothing. `past_mask` is what the caller believes about the columns so far.
-        """
+        `(rows, columns, n_embd)`. All or nothing. `past_mask` is what the caller believes about the columns so far."""
         if repeats := self._expansion(feed_):
             part = feed_.every(repeats)
             logits, hidden = self.feed(part, None if past_mask is None else past_mask[::repeats], usage)
@@ -425,10 +426,9 @@ class LlamaCppCache(Cache):
         """As `feed`, with the columns `beside` for the companion in the same decodes; its logits come third."""
         companion = self.companion
         assert companion is not None
-        if repeats := self._expansion(feed_):
+        if repeats := self._expansion(feed_, beside):
             if beside.repeats_rows(repeats):
-                past = None if past_mask is None else past_mask[::repeats]
-                part = feed_.every(repeats)
+                past, part = None if past_mask is None else past_mask[::repeats], feed_.every(repeats)
                 logits, hidden, theirs = self.feed_beside(part, past, usage, beside.every(repeats))
                 self.batch_repeat_interleave(repeats)
                 feed_.layers = None if part.layers is None else [states.repeat(repeats, axis=0) for states in part.layers]
@@ -456,11 +456,16 @@ class LlamaCppCache(Cache):
             )
         self._check_past(past_mask)
 
-    def _expansion(self, feed_: Feed) -> int:
-        """How often each row of the cache is asked for by equal rows of the input, as beams and return sequences do; 0 where
-        that is not so. Such rows are evaluated once and shared."""
-        repeats, rest = divmod(feed_.n_rows, len(self._rows) or feed_.n_rows)
-        return repeats if repeats > 1 and not rest and feed_.repeats_rows(repeats) else 0
+    def _expansion(self, feed_: Feed, *beside: Feed) -> int:
+        """How often each row is asked for by equal rows of the input, as beams and return sequences do; 0 where none is. Such
+        rows are evaluated once and shared: rows beside each other share only what they begin with, with the first of them."""
+        n_rows, n_before = feed_.n_rows, len(self._rows)
+        if n_before:
+            times, rest = divmod(n_rows, n_before)
+            return times if times > 1 and not rest and feed_.repeats_rows(times) else 0
+        most = n_rows if n_rows <= self._engine.backend.limits.n_seq_limit else 1  # that many are an error, and told at once
+        divisors = (times for times in range(most, 1, -1) if n_rows % times == 0)
+        return next((times for times in divisors if all(new.repeats_rows(times) for new in (feed_, *beside))), 0)
 
     def _remember(self, sequences: list[Sequence], feed_: Feed) -> None:
         if not self._rows:

@@ -13,7 +13,8 @@ from transformers import GenerationConfig, GenerationMixin, UnbatchedClassifierF
 
 from . import compat
 from .cache import LlamaCppCache
-from .decoding import Guidance, GuidanceProcessor, check_scale, method_for
+from .decoding import Guidance, GuidanceProcessor, check_scale, contrastive, method_for
+from .decoding.room import CellsFull, Room, Sharing, Texts, cells_of, read_texts
 from .errors import ContextOverflowError, InvalidInputError
 from .request import Request, current_request
 
@@ -29,6 +30,9 @@ FORWARDED = frozenset({compat.CACHE_NAME, "use_cache", "logits_to_keep", "output
 
 POSITIONAL = tuple(inspect.signature(GenerationMixin.generate).parameters)[3:-1]
 """Names of `generate`'s arguments after `self`, `inputs` and `generation_config`, in their order."""
+
+WITHOUT_CELLS = frozenset({"mamba", "mamba2", "rwkv6", "rwkv6qwen2", "rwkv7", "arwkv7"})
+"""Architectures whose whole memory is a state of one size: what llama.cpp calls recurrent, and not hybrid."""
 
 SAMPLING_KEYS = {
     "general.sampling.temp": ("temperature", float),
@@ -82,7 +86,8 @@ class LlamaCppGenerationMixin:
         `trust_remote_code`. So do the following, with transformers' own arguments:
 
         guidance_scale, negative_prompt_ids, negative_prompt_attention_mask: classifier-free guidance, both sides in one
-            decode. One negative prompt `(1, length)` for all rows, or one for each prompt. It counts against `n_ctx`.
+            decode. One negative prompt `(1, length)` for all rows, or one for each prompt. It counts against `n_ctx`, and
+            both sides against `n_cells`.
         prompt_lookup_num_tokens, max_matching_ngram_size: drafts from what the text says already, at most as many tokens.
         assistant_model: drafts; a `LlamaCppForCausalLM` or a causal model of transformers. With other tokens than this model
             it needs `tokenizer` (this model's) and `assistant_tokenizer`. Without it `model.assistant_model` drafts, if set.
@@ -98,7 +103,7 @@ class LlamaCppGenerationMixin:
         kwargs |= named
         request = Request(prompt_progress=kwargs.pop("prompt_progress", None), tokenizer=kwargs.get("tokenizer"))
         token = current_request.set(request)
-        output = None
+        output = cache = None
         running = contextlib.ExitStack()
         try:
             running.enter_context(self.engine.call())  # type: ignore[attr-defined]
@@ -108,7 +113,8 @@ class LlamaCppGenerationMixin:
             if cache is not None:
                 self._align(cache, inputs, kwargs)
                 compat.with_cache(kwargs, cache)
-            self._measure(inputs, kwargs, cache, request)
+            request.given, request.mask = cache, kwargs.get("attention_mask")
+            request.negative = kwargs.get("negative_prompt_ids"), kwargs.get("negative_prompt_attention_mask")
             output = super().generate(inputs, generation_config, **kwargs)  # type: ignore[misc]
             return output
         finally:
@@ -116,6 +122,8 @@ class LlamaCppGenerationMixin:
             current_request.reset(token)
             if request.guidance is not None:
                 request.guidance.close()
+            if cache is not None:
+                cache.on_reorder = None
             kept = compat.cache_of(output) if output is not None and not isinstance(output, torch.Tensor) else None
             for own in request.caches:
                 if own is not kept:
@@ -154,22 +162,6 @@ class LlamaCppGenerationMixin:
             )  # fmt: skip
         cache.truncate(min(known, ids.shape[1] - 1))
 
-    def _measure(self, inputs: Any, kwargs: dict[str, Any], cache: LlamaCppCache | None, request: Request) -> None:
-        """How many tokens the longest row has, which is what counts against `n_ctx`."""
-        ids = next((x for x in (inputs, kwargs.get("input_ids"), kwargs.get("inputs_embeds")) if x is not None), None)
-        if not isinstance(ids, torch.Tensor) or ids.ndim < 2:
-            return
-        mask = kwargs.get("attention_mask")
-        if mask is not None and mask.ndim == 2 and mask.shape[0]:
-            request.longest_row = int((mask != 0).sum(dim=1).max())
-        else:
-            request.longest_row = ids.shape[1]
-        negative, its_mask = kwargs.get("negative_prompt_ids"), kwargs.get("negative_prompt_attention_mask")
-        if isinstance(negative, torch.Tensor) and negative.ndim == 2 and negative.numel():
-            request.negative_row = negative.shape[1]
-            if isinstance(its_mask, torch.Tensor) and its_mask.shape == negative.shape:
-                request.negative_row = int((its_mask != 0).sum(dim=1).max())
-
     # -- hooks of GenerationMixin ----------------------------------------------------------------------------------
 
     def prepare_inputs_for_generation(
@@ -207,16 +199,17 @@ class LlamaCppGenerationMixin:
                 f"cache_implementation={implementation!r} does not apply: the cache is llama.cpp's. Its types are set at "
                 "loading: LlamaCppConfig(type_k=..., type_v=...)"
             )
-        given = model_kwargs.get(compat.CACHE_NAME)
-        if given is not None:
-            given._is_user_defined = True
+        cache = model_kwargs.get(compat.CACHE_NAME)
+        if cache is not None:
+            cache._is_user_defined = True
+        elif generation_config.use_cache is False:
             return
-        if generation_config.use_cache is False:
-            return
-        cache = LlamaCppCache(self)  # type: ignore[arg-type]
-        model_kwargs[compat.CACHE_NAME] = cache
-        if request is not None:
-            request.caches.append(cache)
+        else:
+            cache = model_kwargs[compat.CACHE_NAME] = LlamaCppCache(self)  # type: ignore[arg-type]
+            if request is not None:
+                request.caches.append(cache)
+        if request is not None and request.cells_full is not None:
+            cache.on_reorder = request.cells_full.lineage.reordered
 
     def _supports_default_dynamic_cache(self) -> bool:  # type: ignore[override]
         return True
@@ -225,33 +218,67 @@ class LlamaCppGenerationMixin:
         """A mask that transformers makes up from the pad token: padding is what stands at an edge of a row. In between the
         token means something, such as the end of a turn."""
         mask = super()._prepare_attention_mask_for_generation(inputs_tensor, *args, **kwargs)  # type: ignore[misc]
-        if mask is None or mask.ndim != 2 or bool(mask.all()):
-            return mask
-        from_left = mask.cumsum(dim=1) > 0
-        from_right = mask.flip(1).cumsum(dim=1).flip(1) > 0
-        return (from_left & from_right).to(mask.dtype)
+        if mask is not None and mask.ndim == 2 and not bool(mask.all()):
+            from_left = mask.cumsum(dim=1) > 0
+            from_right = mask.flip(1).cumsum(dim=1).flip(1) > 0
+            mask = (from_left & from_right).to(mask.dtype)
+        if (request := current_request.get()) is not None:
+            request.mask = mask
+        return mask
 
     def _prepare_generated_length(self, generation_config: Any, *args: Any, **kwargs: Any) -> Any:
-        """Stop at `n_ctx` as transformers stops at `max_length`; a prompt that leaves no room is an error at once."""
+        """Stop where the context or the KV cells are full, as transformers stops at `max_length`; prompts that leave no room
+        are an error at once."""
         generation_config = super()._prepare_generated_length(generation_config, *args, **kwargs)  # type: ignore[misc]
-        request = current_request.get()
-        length = kwargs.get("input_ids_length", 0)
-        if request is None or request.longest_row is None:
+        request, inputs = current_request.get(), kwargs.get("inputs_tensor")
+        if request is None or not isinstance(inputs, torch.Tensor) or inputs.ndim < 2 or not inputs.shape[0]:
             return generation_config
-        n_ctx = self.engine.n_ctx  # type: ignore[attr-defined]
-        longest = request.longest_row
-        if generation_config.guidance_scale not in (None, 1):
-            longest = max(longest, request.negative_row)
-        room = n_ctx - longest
-        if room < 1:
-            raise ContextOverflowError(longest + 1, n_ctx)
-        if generation_config.max_length > length + room:
-            logger.warning(
-                "generation will stop after %d new tokens, where the context of n_ctx=%d is full; %d were allowed",
-                room, n_ctx, generation_config.max_length - length,
-            )  # fmt: skip
-            generation_config.max_length = length + room
+        texts = read_texts(inputs, request.mask, request.given)
+        others = _other_side(generation_config, request, texts)
+        length = kwargs.get("input_ids_length", 0)
+        n_ctx = self._limit(generation_config)
+        if n_ctx is not None:
+            longest = max([*texts.lengths, *map(len, others)])
+            if longest >= n_ctx:
+                raise ContextOverflowError(longest + 1, n_ctx)
+            _shorten(generation_config, length, n_ctx - longest, f"the context of n_ctx={n_ctx} is full")
+        self._fit_into_cells(generation_config, length, texts, others, request)
         return generation_config
+
+    def _limit(self, generation_config: Any) -> int | None:
+        """The most tokens a row of this call may have; `None` where it goes on without end."""
+        n_ctx: int = self.engine.n_ctx  # type: ignore[attr-defined]
+        return n_ctx
+
+    def _fit_into_cells(self, config: Any, length: int, texts: Texts, others: list[Any], request: Request) -> None:
+        """The rows of a call share `n_cells`. Where they may not be enough, it ends when they are full: beams, which share
+        cells, by a stopping criterion, and everything else after as many tokens as there is room for."""
+        if self.native.metadata.get("general.architecture") in WITHOUT_CELLS:  # type: ignore[attr-defined]
+            return
+        limits = self.engine.backend.limits  # type: ignore[attr-defined]
+        # whatever the length, a row never has more than n_ctx cells
+        wanted = min(config.max_length - length, self.engine.n_ctx - min([*texts.lengths, *map(len, others)]))  # type: ignore[attr-defined]
+        copies, sides = max(config.num_beams or 1, config.num_return_sequences or 1), 2 if others else 1
+        rows = sides * copies * len(texts.tokens)
+        starting = [*texts.starting, *others]
+        if sum(map(len, starting)) + texts.unshared + rows * wanted <= limits.n_cells:
+            return
+        sharing = Sharing.WHOLE if limits.recurrent or limits.n_swa else Sharing.PREFIX
+        if config.output_hidden_states or contrastive.wants(config):
+            sharing = Sharing.EQUAL
+        going_on = texts.going_on(limits.n_cells)
+        room = Room(limits.n_cells, cells_of(starting, sharing) + going_on, rows)
+        steps = room.steps
+        if wanted > steps and (config.num_beams or 1) > 1 and config.use_cache is not False:
+            families = len(texts.tokens) * (config.num_beam_groups or 1)
+            request.cells_full = CellsFull(room, families, sides, wanted)
+        elif wanted > steps:
+            why = f"the KV cells are full (n_cells={limits.n_cells}, {rows} rows, whose prompts take {room.prompts})"
+            _shorten(config, length, steps, why)
+        if room.prompts < cells_of(starting, Sharing.EQUAL) + going_on:
+            # what earlier calls left in memory may hold the common beginning several times, and rows that start from it would
+            # not share it
+            self.engine.forget()  # type: ignore[attr-defined]
 
     def _get_logits_processor(self, generation_config: Any, *args: Any, **kwargs: Any) -> Any:
         """transformers' processors, with the guidance of its own (one more forward pass for each row and token) replaced."""
@@ -274,7 +301,10 @@ class LlamaCppGenerationMixin:
         request = current_request.get()
         if tokenizer is None and request is not None:
             tokenizer = request.tokenizer
-        return super()._get_stopping_criteria(*args, tokenizer=tokenizer, **kwargs)  # type: ignore[misc]
+        criteria = super()._get_stopping_criteria(*args, tokenizer=tokenizer, **kwargs)  # type: ignore[misc]
+        if request is not None and request.cells_full is not None:
+            criteria.append(request.cells_full)
+        return criteria
 
     def heal_tokens(self, input_ids: Any, tokenizer: Any = None) -> Any:
         request = current_request.get()
@@ -294,6 +324,24 @@ class LlamaCppGenerationMixin:
             return super()._prefill(input_ids, generation_config, model_kwargs, *args, **kwargs)  # type: ignore[misc]
         finally:
             generation_config.prefill_chunk_size = chunk
+
+
+def _other_side(config: Any, request: Request, texts: Texts) -> list[Any]:
+    """What guidance starts its unconditional rows from, one text for each that differs; none without guidance."""
+    if config.guidance_scale in (None, 1):
+        return []
+    ids, mask = request.negative
+    if isinstance(ids, torch.Tensor) and ids.ndim == 2 and ids.numel():
+        return read_texts(ids, mask if isinstance(mask, torch.Tensor) else None).tokens
+    return [text[-1:] for text in texts.tokens]
+
+
+def _shorten(config: Any, length: int, room: int, why: str) -> None:
+    if config.max_length > length + room:
+        logger.warning(
+            "generation will stop after %d new tokens, where %s; %d were allowed", room, why, config.max_length - length
+        )
+        config.max_length = length + room
 
 
 def _new_tokens(output: Any, request: Request) -> int:

@@ -57,8 +57,14 @@ class Request:
     prompt_done: float | None = None
     prompt_tokens: int = 0
     prompt_evaluated: int = 0
-    longest_row: int | None = None
-    """Tokens of the longest row of the input, padding left out."""
+    given: Any = None
+    """The passed-in cache."""
+    mask: Any = None
+    """The attention mask of the input, passed in or made from its padding."""
+    negative: tuple[Any, Any] = (None, None)
+    """The negative prompts and their attention mask, as they were passed."""
+    cells_full: Any = None
+    """The criterion that ends a beam search when the KV cells are full (`decoding/room.py`), where they may get full."""
     n_batch: int | None = None
     input_length: int = 0
     caches: list[Any] = field(default_factory=list)
@@ -70,8 +76,6 @@ class Request:
     """For each row, the leading tokens of the prompt whose hidden states need no evaluation."""
     guidance: Any = None
     """The unconditional side of the call (`decoding/guidance.py`)."""
-    negative_row: int = 0
-    """Tokens of the longest negative prompt, padding left out."""
     want_layers: tuple[int, ...] = ()
     """The layers whose inputs a decoding method wants from the next forward pass, at the columns whose logits it wants."""
     layers: list[npt.NDArray[np.float32]] | None = None

@@ -115,8 +115,9 @@ class LlamaCppReader:
         self._engine: Engine = model.engine
         self._sequence: Sequence | None = None
         self._read: Sequence | None = None
-        self.n_ctx = self._engine.n_ctx
-        self.n_vocab = self._engine.backend.limits.n_vocab
+        limits = self._engine.backend.limits
+        self.n_ctx = min(self._engine.n_ctx, limits.n_cells)  # what does not fit is not drafted, rather than an error
+        self.n_vocab = limits.n_vocab
 
     def read(self, tokens: npt.NDArray[np.int32]) -> torch.Tensor:
         engine = self._engine
