@@ -64,7 +64,7 @@ class Engine:
     ) -> None:
         self.backend = backend
         self.n_ctx = n_ctx
-        keeping = Keeping(prefix_reuse, n_sink, reuse_min_chunk)
+        keeping = Keeping(prefix_reuse, n_sink, reuse_min_chunk, n_ctx)
         self.pool = SequencePool(backend, keeping, SavedStates(host_cache_bytes, folder))
         if folder is not None and prefix_reuse:
             self.pool.adopt(folder.texts())
@@ -391,7 +391,7 @@ class Engine:
         return known
 
     def _run(self, jobs: list[Job], busy: set[Sequence], usage: Usage, wanted: Wanted) -> None:
-        Evaluation(self.pool, busy, usage, self.n_ctx, wanted, self._ready).run(jobs)
+        Evaluation(self.pool, busy, usage, wanted, self._ready).run(jobs)
 
     def _roll_back(self, jobs: list[Job], before: list[int], lost: dict[int, array[int]]) -> None:
         """Law 2: whatever happened, what llama.cpp holds and what we believe are made equal first."""

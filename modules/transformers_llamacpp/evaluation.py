@@ -51,13 +51,12 @@ class Wanted:
 
 
 class Evaluation:
-    """`busy`: the sequences of the call, which stay in the buffer. `n_ctx`: positions a sequence may hold. `ready` raises
-    where the model was closed meanwhile."""
+    """`busy`: the sequences of the call, which stay in the buffer. `ready` raises where the model was closed meanwhile."""
 
     def __init__(
-        self, pool: SequencePool, busy: set[Sequence], usage: Usage, n_ctx: int, wanted: Wanted, ready: Callable[[], None]
+        self, pool: SequencePool, busy: set[Sequence], usage: Usage, wanted: Wanted, ready: Callable[[], None]
     ) -> None:
-        self.pool, self.busy, self.usage, self.n_ctx, self.wanted, self.ready = pool, busy, usage, n_ctx, wanted, ready
+        self.pool, self.busy, self.usage, self.wanted, self.ready = pool, busy, usage, wanted, ready
         self.done = self.total = 0
 
     def run(self, jobs: list[Job]) -> None:
@@ -80,10 +79,10 @@ class Evaluation:
 
     def _room(self, sequence: Sequence) -> int:
         """Positions that are free in a sequence; a full one slides first."""
-        sinks = self.pool.keeping.n_sink
-        if sinks is not None and len(sequence) >= self.n_ctx:
-            self.pool.moving.slide(sequence, max(1, (self.n_ctx - sinks) // 4), self.busy)
-        return self.n_ctx - len(sequence)
+        n_ctx = self.pool.keeping.n_ctx
+        if len(sequence) >= n_ctx and self.pool.keeping.n_sink is not None:
+            self.pool.moving.slide(sequence, self.busy)
+        return n_ctx - len(sequence)
 
     def _move_in(self, job: Job, answer: _Answer) -> int:
         """Evaluate what comes before each moved chunk, and put the chunk behind it; how many of the tokens are done."""

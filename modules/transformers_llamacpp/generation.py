@@ -31,9 +31,6 @@ FORWARDED = frozenset({compat.CACHE_NAME, "use_cache", "logits_to_keep", "output
 POSITIONAL = tuple(inspect.signature(GenerationMixin.generate).parameters)[3:-1]
 """Names of `generate`'s arguments after `self`, `inputs` and `generation_config`, in their order."""
 
-WITHOUT_CELLS = frozenset({"mamba", "mamba2", "rwkv6", "rwkv6qwen2", "rwkv7", "arwkv7"})
-"""Architectures whose whole memory is a state of one size: what llama.cpp calls recurrent, and not hybrid."""
-
 SAMPLING_KEYS = {
     "general.sampling.temp": ("temperature", float),
     "general.sampling.top_k": ("top_k", int),
@@ -236,34 +233,39 @@ class LlamaCppGenerationMixin:
         texts = read_texts(inputs, request.mask, request.given)
         others = _other_side(generation_config, request, texts)
         length = kwargs.get("input_ids_length", 0)
-        n_ctx = self._limit(generation_config)
+        rows = (2 if others else 1) * len(texts.tokens) * _copies(generation_config)
+        n_ctx = self._limit(generation_config, rows)
         if n_ctx is not None:
             longest = max([*texts.lengths, *map(len, others)])
             if longest >= n_ctx:
                 raise ContextOverflowError(longest + 1, n_ctx)
             _shorten(generation_config, length, n_ctx - longest, f"the context of n_ctx={n_ctx} is full")
-        self._fit_into_cells(generation_config, length, texts, others, request)
+            self._fit_into_cells(generation_config, length, texts, others, request)
         return generation_config
 
-    def _limit(self, generation_config: Any) -> int | None:
-        """The most tokens a row of this call may have; `None` where it goes on without end."""
+    def _limit(self, generation_config: Any, rows: int) -> int | None:
+        """The most tokens a row of this call may have; `None` where a full context slides (`n_sink`), so that it goes on
+        without end. That takes cells of its own for each row, which beams and candidates do not have."""
         n_ctx: int = self.engine.n_ctx  # type: ignore[attr-defined]
-        return n_ctx
+        if self.engine.pool.keeping.n_sink is None:  # type: ignore[attr-defined]
+            return n_ctx
+        shares = (generation_config.num_beams or 1) > 1 or contrastive.wants(generation_config)
+        return n_ctx if shares or rows * n_ctx > self.engine.backend.limits.n_cells else None  # type: ignore[attr-defined]
 
     def _fit_into_cells(self, config: Any, length: int, texts: Texts, others: list[Any], request: Request) -> None:
         """The rows of a call share `n_cells`. Where they may not be enough, it ends when they are full: beams, which share
         cells, by a stopping criterion, and everything else after as many tokens as there is room for."""
-        if self.native.metadata.get("general.architecture") in WITHOUT_CELLS:  # type: ignore[attr-defined]
+        if not self.native.has_cells:  # type: ignore[attr-defined]
             return
         limits = self.engine.backend.limits  # type: ignore[attr-defined]
         # whatever the length, a row never has more than n_ctx cells
         wanted = min(config.max_length - length, self.engine.n_ctx - min([*texts.lengths, *map(len, others)]))  # type: ignore[attr-defined]
-        copies, sides = max(config.num_beams or 1, config.num_return_sequences or 1), 2 if others else 1
-        rows = sides * copies * len(texts.tokens)
+        sides = 2 if others else 1
+        rows = sides * _copies(config) * len(texts.tokens)
         starting = [*texts.starting, *others]
         if sum(map(len, starting)) + texts.unshared + rows * wanted <= limits.n_cells:
             return
-        sharing = Sharing.WHOLE if limits.recurrent or limits.n_swa else Sharing.PREFIX
+        sharing = Sharing.WHOLE if limits.stateful else Sharing.PREFIX
         if config.output_hidden_states or contrastive.wants(config):
             sharing = Sharing.EQUAL
         going_on = texts.going_on(limits.n_cells)
@@ -324,6 +326,11 @@ class LlamaCppGenerationMixin:
             return super()._prefill(input_ids, generation_config, model_kwargs, *args, **kwargs)  # type: ignore[misc]
         finally:
             generation_config.prefill_chunk_size = chunk
+
+
+def _copies(config: Any) -> int:
+    """Rows that each row of the input becomes."""
+    return max(config.num_beams or 1, config.num_return_sequences or 1)
 
 
 def _other_side(config: Any, request: Request, texts: Texts) -> list[Any]:

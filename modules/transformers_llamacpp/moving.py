@@ -28,15 +28,29 @@ class Moving:
         self.registry, self.room = registry, room
         self.backend, self.memory, self.keeping = registry.backend, registry.memory, registry.keeping
 
-    def slide(self, sequence: Sequence, n: int, busy: Collection[Sequence]) -> None:
-        """StreamingLLM: drop `n` tokens behind the first `n_sink` of a resident sequence; the rest moves up.
+    def slide(self, sequence: Sequence, busy: Collection[Sequence]) -> None:
+        """StreamingLLM (Xiao et al. 2023): drop `n_slide` tokens behind the first `n_sink` of a resident sequence; the rest
+        moves up.
 
-        A shift moves a cell for all who share it, so that it first gets cells of its own. Raises `CacheFullError`.
+        A shift moves a cell for all who share it, so that it first gets cells of its own. Raises `CacheFullError`. What it
+        was before stays as an idle text: whoever takes back a few tokens, or asks again, goes on from there.
         """
         if sequence.shares:
             self._part_ways(sequence, busy)
+        if self.keeping.prefix_reuse and self.room.keeps_states:
+            self._leave_copy(sequence)
         sequence.saved = None
-        self.memory.slide(sequence, self.keeping.n_sink or 0, n)
+        self.memory.slide(sequence, self.keeping.n_sink or 0, self.keeping.n_slide)
+
+    def _leave_copy(self, sequence: Sequence) -> None:
+        if sequence.before is not None:
+            self.registry.close(sequence.before)
+        sequence.before = copy = self.registry.new()
+        copy.saved = self.memory.save(sequence, None)
+        copy.become(array("i", sequence.tokens), sequence.dropped)
+        copy.held = False
+        self.registry.touch(copy)
+        self.room.trim()
 
     def _part_ways(self, sequence: Sequence, busy: Collection[Sequence]) -> None:
         tokens, dropped = sequence.tokens, sequence.dropped

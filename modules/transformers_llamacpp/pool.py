@@ -214,7 +214,7 @@ class SequencePool:
             raise IndexError(f"cannot truncate {len(sequence.tokens)} tokens to {length}")
         if length == len(sequence.tokens):
             return
-        position = self._position(sequence, length)
+        position = self.keeping.position(sequence, length)
         if sequence.resident:
             if position is None or not self.memory.rewind(sequence, position):
                 self._check_can_evaluate_again(sequence, length)
@@ -232,13 +232,6 @@ class SequencePool:
         self.registry.changed(sequence)
         if length == 0 and sequence.resident:
             self.memory.leave(sequence)
-
-    def _position(self, sequence: Sequence, length: int) -> int | None:
-        """How many positions hold the first `length` tokens; `None` where some of these were dropped."""
-        sinks = self.keeping.n_sink or 0
-        if not sequence.dropped or length <= sinks:
-            return length
-        return length - sequence.dropped if length >= sinks + sequence.dropped else None
 
     @staticmethod
     def _checkpoint_just(sequence: Sequence, length: int) -> bool:
@@ -337,7 +330,7 @@ class SequencePool:
             return 0
         if n == len(sequence.tokens):
             return n
-        if self._position(sequence, n) is None:
+        if self.keeping.position(sequence, n) is None:
             n = self.keeping.n_sink or 0
         if sequence.resident and not self.backend.limits.recurrent and self.memory.can_rewind(sequence, n):
             return n
@@ -370,7 +363,7 @@ class SequencePool:
         source.shares = target.shares = True
         target.become(array("i", source.tokens), source.dropped)
         target.saved, target.checkpoints = source.saved, list(source.checkpoints)
-        position = self._position(source, length)
+        position = self.keeping.position(source, length)
         if length < len(source.tokens) and (position is None or not self.memory.rewind(target, position)):
             self.memory.leave(target)  # start empty, which is what the caller sees
             position, length = 0, 0

@@ -27,11 +27,25 @@ __all__ = ["Keeping", "Registry", "text_of"]
 @dataclass(frozen=True, slots=True)
 class Keeping:
     """What is kept, and how. `prefix_reuse=False` matches nothing and keeps nothing idle. `n_sink`, `reuse_min_chunk`: see
-    the options of these names."""
+    the options of these names. `n_ctx`: positions a sequence may hold."""
 
     prefix_reuse: bool = True
     n_sink: int | None = None
     reuse_min_chunk: int = 0
+    n_ctx: int = 1 << 31
+
+    @property
+    def n_slide(self) -> int:
+        """Tokens that a full context drops at once: a quarter of what slides, so that a key is moved three times at most and
+        the model always sees three quarters."""
+        return max(1, (self.n_ctx - (self.n_sink or 0)) // 4)
+
+    def position(self, sequence: Sequence, length: int) -> int | None:
+        """How many positions hold the first `length` tokens of a text. `None`: some of them were dropped, or more than would
+        have been dropped by then."""
+        if not sequence.dropped or length <= (self.n_sink or 0):
+            return length
+        return length - sequence.dropped if length >= self.n_ctx + sequence.dropped - self.n_slide else None
 
 
 class Registry:

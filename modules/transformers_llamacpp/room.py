@@ -87,7 +87,7 @@ class Room:
         """
         resident = [s for s in self.sequences if s.resident]
         used = self._note_span(resident)
-        if not self._keeps_states:
+        if not self.keeps_states:
             return
         away = [s for s in resident if s not in busy and (alone or not s.held)]
         if sum(map(len, away)) > SPARE:
@@ -119,7 +119,7 @@ class Room:
             self.park(sequence)
 
     @property
-    def _keeps_states(self) -> bool:
+    def keeps_states(self) -> bool:
         return self.states.max_bytes > 0 or self.states.folder is not None
 
     @staticmethod
@@ -267,7 +267,7 @@ class Room:
             return False
         self._note_span(s for s in self.sequences if s.resident)
         victim = min(idle, key=lambda s: s.last_use)
-        if self._keeps_states:
+        if self.keeps_states:
             self.park(victim)
             self.trim()
         else:

@@ -94,7 +94,7 @@ class Texts:
         cells, inside = 0, list[Tokens]()
         for sequence in sorted(self.held, key=lambda one: not one.resident):
             text = np.array(sequence.tokens, np.int32)
-            copied = not sequence.resident and sequence.state is not None and cells + len(text) <= n_cells
+            copied = not sequence.resident and sequence.is_saved and cells + len(text) <= n_cells
             cells += len(text) - (0 if copied else max((shared_prefix(other, text) for other in inside), default=0))
             inside.append(text)
         repeats, copies = max(1, len(self.tokens) // len(self.held)), max(1, len(self.held) // len(self.tokens))

@@ -155,6 +155,11 @@ class NativeModel:
             llama_cpp.llama_model_is_recurrent(self.pointer) or llama_cpp.llama_model_is_hybrid(self.pointer)
         )
 
+    @property
+    def has_cells(self) -> bool:
+        """Its tokens take cells of the KV buffer; a purely recurrent model has one state for each sequence."""
+        return not llama_cpp.llama_model_is_recurrent(self.pointer)
+
 
 def _check_file(path: Path) -> None:
     if not path.is_file():

@@ -116,7 +116,9 @@ class LlamaCppReader:
         self._sequence: Sequence | None = None
         self._read: Sequence | None = None
         limits = self._engine.backend.limits
-        self.n_ctx = min(self._engine.n_ctx, limits.n_cells)  # what does not fit is not drafted, rather than an error
+        # what does not fit is not drafted, rather than an error; a context that slides has no end
+        slides = self._engine.pool.keeping.n_sink is not None
+        self.n_ctx = 1 << 31 if slides else min(self._engine.n_ctx, limits.n_cells)
         self.n_vocab = limits.n_vocab
 
     def read(self, tokens: npt.NDArray[np.int32]) -> torch.Tensor:
