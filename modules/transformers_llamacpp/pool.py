@@ -126,8 +126,7 @@ class SequencePool:
                 return self._nothing(match, len(tokens))
             source = match.source
             self.registry.touch(source)
-            # of a memory that cannot be rewound, a part comes out of a checkpoint
-            rewound = self.backend.limits.stateful and match.length < len(source.tokens)
+            rewound = match.length < len(source.tokens) and not self._can_cut(source, match.length)
             try:
                 source_was = self._start_from(source, sequence, match.length, tries)
             except CacheFullError:  # no sequence id for a copy beside its source: evaluating needs one less
@@ -332,12 +331,16 @@ class SequencePool:
             return n
         if self.keeping.position(sequence, n) is None:
             n = self.keeping.n_sink or 0
-        if sequence.resident and not self.backend.limits.recurrent and self.memory.can_rewind(sequence, n):
-            return n
-        if self.memory.divides and not sequence.resident:
+        if self._can_cut(sequence, n):
             return n
         checkpoint = self.memory.checkpoint_at(sequence, n)
         return 0 if checkpoint is None else checkpoint.stop
+
+    def _can_cut(self, sequence: Sequence, n: int) -> bool:
+        """A text can start from just the first `n` positions, without a checkpoint."""
+        if sequence.resident:
+            return not self.backend.limits.recurrent and self.memory.can_rewind(sequence, n)
+        return self.memory.divides
 
     def _hand_over(self, source: Sequence, target: Sequence) -> None:
         """`target` becomes what the idle `source` was."""
