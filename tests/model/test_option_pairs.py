@@ -6,8 +6,8 @@ rows alone, return sequences are a repeated row, guidance is a processor that ev
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from itertools import combinations
+from collections.abc import Callable, Iterable
+from itertools import combinations, permutations
 from pathlib import Path
 from typing import Any
 
@@ -70,10 +70,16 @@ def generate(model: Any, rows: list[list[int]], **call: Any) -> list[list[int]]:
     return model.generate(torch.tensor(rows), **call).tolist()
 
 
+def merged(names: Iterable[str]) -> dict[str, Any]:
+    """The arguments of these options, where two give the same (`top_k`) that of the later one in `OPTIONS`: the order of a
+    set of strings is another in every process, and may be another in a copy of the set.
+    """
+    names = set(names)
+    return {key: value for name, option in OPTIONS.items() if name in names for key, value in option.items()}
+
+
 def run(model: Any, names: set[str], twin: Any) -> list[list[int]]:
-    call: dict[str, Any] = {}
-    for name in names:
-        call |= OPTIONS[name]
+    call = merged(names)
     collector = Collector()
     if "streaming" in names:
         call["streamer"] = collector
@@ -88,9 +94,7 @@ def run(model: Any, names: set[str], twin: Any) -> list[list[int]]:
 
 def reference(model: Any, names: set[str]) -> list[list[int]]:
     rows = ROWS if "batch" in names else ROWS[:1]
-    call: dict[str, Any] = {}
-    for name in names - {"guidance", "lookup", "assistant", "streaming", "batch"}:
-        call |= OPTIONS[name]
+    call = merged(names - {"guidance", "lookup", "assistant", "streaming", "batch"})
     times = call.pop("num_return_sequences", 1)
     rows = [row for row in rows for _ in range(times)]
     if "guidance" in names:
@@ -99,6 +103,12 @@ def reference(model: Any, names: set[str]) -> list[list[int]]:
     if call.get("do_sample"):  # the rows draw from one stream of random numbers
         return generate(model, rows, **call)
     return [generate(model, [row], **call)[0] for row in rows]
+
+
+def test_options_mean_the_same_in_every_order() -> None:
+    for pair in PAIRS:
+        assert all(merged(names) == merged(pair) for names in permutations(pair)), pair
+    assert merged(("return sequences", "contrastive"))["top_k"] == OPTIONS["return sequences"]["top_k"]
 
 
 @pytest.mark.parametrize("pair", PAIRS, ids=" + ".join)
