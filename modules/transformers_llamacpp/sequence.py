@@ -49,13 +49,13 @@ class Sequence:
     `saved` copies leading positions: of a parked sequence all of them and perhaps what it held behind its end, of a resident
     one as many as were saved before and still are what it holds. `checkpoints`, shortest first, are what a memory that
     cannot be rewound is rewound with. `branch`: where another text went another way, a place worth a checkpoint. `moves`:
-    what is to be moved in while the rest is evaluated. `shares`: other sequences may share its cells. `before`: the idle text that
-    it was before it dropped tokens the last time.
+    what is to be moved in while the rest is evaluated. `shares`: other sequences may share its cells. `before`: the idle text
+    that it was before it dropped tokens the last time.
     """
 
     __slots__ = (
-        "_pool", "before", "branch", "checkpoints", "closed", "dropped", "held", "last_use", "moves", "saved", "seq_id", "shares",
-        "tokens",
+        "_pool", "before", "branch", "checkpoints", "closed", "dropped", "held", "last_use", "moves", "saved", "seq_id",
+        "shares", "tokens",
     )  # fmt: skip
 
     def __init__(self, pool: SequencePool) -> None:
