@@ -126,7 +126,7 @@ class Moving:
         """Put the next of its `moves` behind what `sequence` holds. False: no room; it has to be evaluated."""
         move = sequence.moves.pop(0)
         assert move.p0 == len(sequence) == len(sequence.tokens)
-        if not self.room.spare_id(busy):
+        if not self.room.spare_id(busy, grow=False):
             return False
         while not self.memory.join_chunk(sequence, move):
             if not self.room.make_room(busy):

@@ -215,10 +215,13 @@ class Room:
             if not sequence.held and not sequence.resident:
                 self.registry.close(sequence)
 
-    def spare_id(self, busy: Collection[Sequence]) -> bool:
-        """See to it that an id is free for a moment. False: none can be had."""
+    def spare_id(self, busy: Collection[Sequence], grow: bool = True) -> bool:
+        """See to it that an id is free for a moment. False: none can be had. `grow=False`: not in a larger context, which may
+        come up empty."""
         if self.memory.free:
             return True
+        if not grow:
+            return self.make_room(busy)
         spare = Sequence(self.registry.pool)
         try:
             self.take_id(spare, {*busy, spare})
