@@ -32,6 +32,8 @@ def moved_chunks(
         for at in places.get(hashes[p0], ()):
             if at >= behind and np.array_equal(old[at : at + n_min], new[p0 : p0 + n_min]):
                 n = shared_prefix(old[at:], new[p0:stop])
+                if n < n_min:  # vectors, which equal nothing
+                    continue
                 found.append((at, p0, n))
                 p0, behind = p0 + n, at + n
                 break

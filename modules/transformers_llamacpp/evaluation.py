@@ -16,7 +16,7 @@ from .batch import Job, Piece, plan
 from .errors import CacheFullError, DecodeError, GenerationCancelled
 from .pool import SequencePool
 from .reuse import Reuse
-from .sequence import EMBEDDED, Sequence
+from .sequence import EMBEDDED, Move, Sequence
 
 __all__ = ["Evaluation", "Progress", "Usage", "Wanted"]
 
@@ -89,10 +89,13 @@ class Evaluation:
         sequence, at = job.sequence, 0
         first = len(sequence.tokens)
         while sequence.moves:
-            before = sequence.moves[0].p0 - first
+            before, n = sequence.moves[0].p0 - first, len(sequence.moves[0].tokens)
+            if not _moves(job, sequence.moves[0], before):  # another text than the one that was begun
+                self.total += sum(len(move.tokens) for move in sequence.moves)
+                sequence.moves.clear()
+                return at
             if before > at:
                 self._decode([_slice(job, at, before)], [answer])
-            n = len(sequence.moves[0].tokens)
             if not self.pool.moving.move_in(sequence, self.busy):
                 self.total += n + sum(len(move.tokens) for move in sequence.moves)
                 sequence.moves.clear()
@@ -175,6 +178,13 @@ def _slice(job: Job, start: int, stop: int) -> Job:
     embeds = None if job.embeds is None else job.embeds[start:stop]
     scored = None if job.scored is None else job.scored[start:stop]
     return Job(job.sequence, job.tokens[start:stop], job.outputs[start:stop], embeds, scored)
+
+
+def _moves(job: Job, move: Move, begin: int) -> bool:
+    """Whether the job's tokens from `begin` on are those of `move`, and only to be stored."""
+    stop = begin + len(move.tokens)
+    same = job.embeds is None and begin >= 0 and np.array_equal(job.tokens[begin:stop], np.frombuffer(move.tokens, np.int32))
+    return same and not job.outputs[begin:stop].any()
 
 
 def _store(job: Job, piece: Piece) -> None:

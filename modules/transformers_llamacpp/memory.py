@@ -104,7 +104,7 @@ class Memory:
             sequence.checkpoints.remove(checkpoint)
             return False
         if not self.backend.state_load(seq_id, data, partial=True):
-            # what was there is lost; whoever asked evaluates again
+            self._empty(seq_id)  # what was there is lost in part; whoever asked evaluates again
             return False
         return self.backend.seq_remove(seq_id, checkpoint.stop, -1) and (
             self.backend.pos_max(seq_id) == checkpoint.stop - 1

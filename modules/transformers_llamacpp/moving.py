@@ -71,8 +71,9 @@ class Moving:
     ) -> int:
         """Note what of `tokens[len(sequence):limit]` other texts hold at other places, to be moved in when its turn comes;
         how many tokens that are."""
-        n_min, start = self.keeping.reuse_min_chunk, len(sequence.tokens)
-        if not n_min or not self.backend.limits.can_shift or not self.memory.divides or limit - start < n_min:
+        n_min, start, limit = self.keeping.reuse_min_chunk, len(sequence.tokens), min(limit, self.keeping.n_ctx)
+        possible = self.backend.limits.can_shift and self.memory.divides and not sequence.dropped
+        if not n_min or not possible or limit - start < n_min:
             return 0
         best: list[tuple[int, int, int]] = []
         source = None
@@ -88,7 +89,7 @@ class Moving:
         if copy is None:
             return 0
         step = self.backend.limits.n_swa or limit
-        if self.memory.free:
+        if self.memory.free and self.backend.pos_min(self.memory.id_of(copy)) == 0:  # else a window's layers hold less of it
             sequence.moves = [
                 self.memory.cut_chunk(copy, at + i, at + min(i + step, n), p0 + i)
                 for at, p0, n in best
@@ -125,7 +126,7 @@ class Moving:
         """Put the next of its `moves` behind what `sequence` holds. False: no room; it has to be evaluated."""
         move = sequence.moves.pop(0)
         assert move.p0 == len(sequence) == len(sequence.tokens)
-        if not self.room.spare_id(busy):
+        if not self.room.spare_id(busy, grow=False):
             return False
         while not self.memory.join_chunk(sequence, move):
             if not self.room.make_room(busy):

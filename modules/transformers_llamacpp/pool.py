@@ -84,10 +84,16 @@ class SequencePool:
         self.room.make_lean(sources, busy, alone)
 
     def adopt(self, texts: Iterable[tuple[array[int], Saved, list[Saved]]]) -> None:
-        """Idle texts that were saved earlier: their tokens, state and checkpoints."""
-        for tokens, saved, checkpoints in texts:
+        """Idle texts that were saved earlier: their tokens, state and checkpoints. Of those that are longer than this context
+        only parts are of use."""
+        for tokens, whole, checkpoints in texts:
+            saved = whole.upto(self.keeping.n_ctx)
+            if saved is None:
+                continue
+            tokens = tokens[: saved.stop]
             sequence = self.registry.new()
-            sequence.saved, sequence.checkpoints, sequence.held = saved, checkpoints, False
+            sequence.saved, sequence.held = saved, False
+            sequence.checkpoints = [c for c in checkpoints if c.stop <= saved.stop]
             sequence.become(tokens)
             self.registry.touch(sequence)
 
@@ -161,7 +167,8 @@ class SequencePool:
         saved = source.saved
         assert saved is not None
         whole = n == len(source.tokens)
-        position = len(source) if whole else n
+        position = len(source) if whole else self.keeping.position(source, n)
+        assert position is not None
         if not whole and self.memory.divides and not source.dropped:
             saved = self.room.part_at(saved, position)
         where = saved.where(position)
@@ -169,7 +176,7 @@ class SequencePool:
             if not source.is_saved and not source.held:
                 self.registry.close(source)
             return None
-        target.become(source.tokens[:n], source.dropped if whole else 0)
+        target.become(source.tokens[:n], n - position)
         target.saved = saved.upto(position)
         target.checkpoints = [c for c in source.checkpoints if c.stop <= n]
         if whole and not source.held:
@@ -194,7 +201,7 @@ class SequencePool:
     def copy_prefix(self, source: Sequence, target: Sequence, length: int, busy: Collection[Sequence]) -> int:
         """Let the empty `target` share the first `length` tokens of the resident `source`; how many it could take."""
         self._share(source, target, self._usable(source, length), {*busy})
-        return len(target)
+        return len(target.tokens)
 
     def split_off(self, sequence: Sequence) -> None:
         """Make `sequence` empty and leave what it held as an idle sequence."""
@@ -239,7 +246,7 @@ class SequencePool:
     def _set_aside(self, sequence: Sequence, length: int) -> None:
         """Park without a state. What it held stays as an idle text, if going back to a checkpoint in it is any use."""
         useful = any(c.stop <= length for c in sequence.checkpoints) and self.keeping.prefix_reuse
-        if useful and (sequence.resident or sequence.is_saved):
+        if useful and (self._holds_all(sequence) or sequence.is_saved):
             idle = self.registry.new()
             self._move(sequence, idle)
             sequence.become(array("i", idle.tokens))
@@ -249,6 +256,10 @@ class SequencePool:
             self.memory.leave(sequence)
             sequence.saved = None
         self.room.trim()
+
+    def _holds_all(self, sequence: Sequence) -> bool:
+        """It is resident, and going back did not fail half way."""
+        return sequence.resident and self.backend.pos_max(self.memory.id_of(sequence)) == len(sequence) - 1
 
     def rewind(self, sequence: Sequence, length: int) -> bool:
         """Let the memory of a resident sequence end at position `length`. False: it cannot go back that far."""

@@ -210,14 +210,18 @@ class Room:
 
     def _lost(self, saved: Saved) -> None:
         """What this copy was of cannot be restored any more: its file is gone."""
-        for sequence in self.sequences:
-            if sequence.saved is not None and saved in sequence.saved.chain():
-                sequence.saved = None
+        for sequence in [s for s in self.sequences if s.saved is not None and saved in s.saved.chain()]:
+            sequence.saved = None
+            if not sequence.held and not sequence.resident:
+                self.registry.close(sequence)
 
-    def spare_id(self, busy: Collection[Sequence]) -> bool:
-        """See to it that an id is free for a moment. False: none can be had."""
+    def spare_id(self, busy: Collection[Sequence], grow: bool = True) -> bool:
+        """See to it that an id is free for a moment. False: none can be had. `grow=False`: not in a larger context, which may
+        come up empty."""
         if self.memory.free:
             return True
+        if not grow:
+            return self.make_room(busy)
         spare = Sequence(self.registry.pool)
         try:
             self.take_id(spare, {*busy, spare})

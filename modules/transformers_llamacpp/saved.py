@@ -78,6 +78,7 @@ class SavedStates:
     def __init__(self, max_bytes: int, folder: StateFolder | None = None) -> None:
         self.max_bytes = max_bytes
         self.folder = folder
+        self._full = False
 
     def read(self, part: Saved) -> memoryview:
         """The bytes of a part. Raises `StateError` where its file is gone or damaged."""
@@ -85,7 +86,7 @@ class SavedStates:
             return part.data
         if self.folder is None or part.file is None:
             raise StateError(f"the positions {part.start} to {part.stop} are saved nowhere")
-        return self.folder.read(part.file)
+        return self.folder.read(part)
 
     @staticmethod
     def host_bytes(sequences: Iterable[Sequence]) -> int:
@@ -142,16 +143,19 @@ class SavedStates:
                 sequence.saved = sequence.saved.base
 
     def _spill(self, part: Saved, users: list[Sequence]) -> bool:
-        """Write a part to the folder. False: there is none, or it has no place."""
+        """Write a part to the folder. False: there is none, or it has no place. Files may vanish, so that what could not be
+        evaluated again is not trusted to them."""
         if part.file is not None:
             return True
-        if self.folder is None or not users:
+        if self.folder is None or self._full or not users or any(sequence.has_embeddings for sequence in users):
             return False
-        sequence = users[0]
+        sequence = max(users, key=len)  # a parked one that was truncated has forgotten some of the text
+        if len(part.data or b"") > self.folder.max_bytes:
+            return False
         try:
             part.file = self.folder.write(part, sequence.tokens, sequence.dropped)
         except StateError as error:
-            logger.warning("%s; state_dir is not used any more", error)
-            self.folder = None
+            logger.warning("%s; nothing more is written to state_dir", error)
+            self._full = True
             return False
         return True

@@ -11,6 +11,7 @@ import json
 import os
 from array import array
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -44,32 +45,38 @@ class StateFolder:
     def write(self, part: Saved, tokens: array[int], dropped: int) -> Path:
         """Keep `part.data`, the memory of positions of the text `tokens`; the file. Raises `StateError`."""
         assert part.data is not None
-        text = tokens[: part.stop + dropped]
-        model = self._model(part.partial)
-        key = hashlib.sha256(json.dumps([model, part.start, part.stop, dropped], sort_keys=True).encode())
-        key.update(text.tobytes())
-        file = self.path / f"{key.hexdigest()[:40]}{SUFFIX}"
-        if file.exists():
+        row = SavedRow(tokens[: part.stop + dropped], None, dropped, [(part.start, part.stop, part.data)])
+        file = self.path / self._name(row, part.partial)
+        with suppress(OSError):
             os.utime(file)
             return file
-        if len(part.data) > self.max_bytes:
-            raise StateError(f"a state of {len(part.data)} bytes is larger than state_dir_bytes={self.max_bytes}")
-        write_state(file, model, 0, [SavedRow(text, None, dropped, [(part.start, part.stop, part.data)])])
+        write_state(file, self._model(part.partial), 0, [row])
         self._trim(file)
         return file
 
-    def read(self, file: Path) -> memoryview:
-        """The bytes that were written. Raises `StateError` where they are gone or damaged."""
-        try:
-            _, rows = read_state(file, None)
-            os.utime(file)
-        except OSError as error:
-            raise StateError(f"{file} cannot be read: {error}") from error
+    def read(self, part: Saved) -> memoryview:
+        """The bytes that were written. Raises `StateError` where they are gone or damaged, or others are in their place."""
+        assert part.file is not None
+        _, rows = read_state(part.file, self._model(part.partial))
+        if len(rows) != 1 or len(rows[0].parts) != 1 or self._name(rows[0], part.partial) != part.file.name:
+            raise StateError(f"{part.file} holds another state than its name says")
+        with suppress(OSError):
+            os.utime(part.file)
         return rows[0].parts[0][2]
+
+    def _name(self, row: SavedRow, partial: bool) -> str:
+        """It says what is in the file: the tokens make the state, but where some of them are unknown or were dropped, so that
+        only the bytes themselves tell."""
+        [(start, stop, data)] = row.parts
+        key = hashlib.sha256(json.dumps([self._model(partial), start, stop, row.dropped], sort_keys=True).encode())
+        key.update(row.tokens.tobytes())
+        if row.dropped or len(row.tokens) < stop:
+            key.update(data)
+        return f"{key.hexdigest()[:40]}{SUFFIX}"
 
     def texts(self) -> Iterator[tuple[array[int], Saved, list[Saved]]]:
         """What earlier processes left of this model: the tokens, their state, and checkpoints; used longest ago first."""
-        parts: dict[bytes, tuple[array[int], Saved]] = {}
+        parts: dict[bytes, list[tuple[array[int], Saved]]] = {}
         checkpoints: list[tuple[array[int], Saved]] = []
         for file in self._files():
             found = self._peek(file)
@@ -79,13 +86,18 @@ class StateFolder:
             if part.partial:
                 checkpoints.append(found)
             elif len(tokens) == part.stop:
-                parts[tokens.tobytes()] = tokens, part
-        for tokens, part in parts.values():
-            if part.start and (before := parts.get(tokens[: part.start].tobytes())) is not None:
-                part.base = before[1]
-        bases = {id(part.base) for _, part in parts.values()}
-        for tokens, part in parts.values():
-            if id(part) not in bases and part.chain()[0].start == 0:
+                parts.setdefault(tokens.tobytes(), []).append(found)
+        whole: dict[bytes, tuple[array[int], Saved]] = {}
+        for key in sorted(parts, key=len):
+            for tokens, part in parts[key]:
+                before = whole.get(tokens[: part.start].tobytes())
+                if part.start == 0 or before is not None:
+                    part.base = None if before is None else before[1]
+                    whole[key] = tokens, part
+        bases = {id(part.base) for _, part in whole.values()}
+        for key in parts:  # used longest ago first
+            if key in whole and id(whole[key][1]) not in bases:
+                tokens, part = whole[key]
                 mine = [c for text, c in checkpoints if text == tokens[: c.stop]]
                 yield tokens, part, sorted(mine, key=lambda c: c.stop)
 
@@ -127,5 +139,6 @@ class StateFolder:
             if total <= self.max_bytes:
                 return
             if file != but:
-                file.unlink(missing_ok=True)
+                with suppress(OSError):
+                    file.unlink()
                 total -= size

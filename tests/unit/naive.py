@@ -23,6 +23,21 @@ def expected_logits(text: List[int], backend: FakeBackend) -> npt.NDArray[np.flo
     return fake_logits([len(text) - 1, *seen], backend.limits.n_vocab)
 
 
+def held(text: List[int], n_ctx: int, n_sink: int | None) -> list[int]:
+    """What a context of `n_ctx` positions has of `text`: before a token for which there is no place, `n_slide` tokens behind
+    the first `n_sink` go."""
+    text = list(text)
+    if n_sink is not None:
+        n_slide = max(1, (n_ctx - n_sink) // 4)
+        while len(text) > n_ctx:
+            del text[n_sink : n_sink + n_slide]
+    return text
+
+
+def logits_of(text: List[int], backend: FakeBackend, n_ctx: int, n_sink: int | None) -> npt.NDArray[np.float32]:
+    return expected_logits(held(text, n_ctx, n_sink), backend)
+
+
 @dataclass
 class NaiveRow:
     """`text` is what the fake stores: token ids, and `fake_token` numbers for vectors."""
@@ -70,15 +85,16 @@ def job(sequence: Sequence, tokens: List[int], outputs: List[int] | None = None)
 
 
 def start_all(
-    engine: Engine, texts: List[List[int]], usage: Usage, first_output: List[int] | None = None
-) -> tuple[list[Sequence], list[Job | None]]:
+    engine: Engine, texts: List[List[int]], usage: Usage, first_output: List[int] | None = None,
+    beside: list[Sequence] | None = None, in_call: bool = False,
+) -> tuple[list[Sequence], list[Job | None]]:  # fmt: skip
     """Begin `texts` and evaluate what is left of them, in two waves as the model does.
 
     A job is `None` where an equal text of the same call has the answer already.
     """
     arrays = [np.array(text, np.int32) for text in texts]
     firsts = list(first_output or [len(text) - 1 for text in texts])
-    starts = engine.start(arrays, firsts, usage)
+    starts = engine.start(arrays, firsts, usage, beside, in_call)
     sequences = [sequence for sequence, _ in starts]
     jobs: list[Job | None] = [None] * len(texts)
     try:
@@ -109,7 +125,7 @@ def _wave(
 ) -> None:  # fmt: skip
     now = []
     for i in chosen:
-        done = len(sequences[i])
+        done = len(sequences[i].tokens)
         assert done <= firsts[i] and done < len(texts[i]), (
             "at least one token, and all wanted rows, left to evaluate"
         )
@@ -136,7 +152,8 @@ def say(engine: Engine, text: list[int], first_output: int | None = None) -> tup
     firsts = None if first_output is None else [first_output]
     [sequence], [done] = start_all(engine, [text], usage, firsts)
     assert done is not None and done.logits is not None
-    np.testing.assert_array_equal(done.logits[-1], expected_logits(text, engine.backend))  # type: ignore[arg-type]
+    n_sink = engine.pool.keeping.n_sink
+    np.testing.assert_array_equal(done.logits[-1], logits_of(text, engine.backend, engine.n_ctx, n_sink))  # type: ignore[arg-type]
     engine.check()
     return sequence, usage
 
@@ -147,7 +164,8 @@ def go_on(engine: Engine, sequence: Sequence, tokens: list[int]) -> Usage:
     text = [*sequence.tokens, *tokens]
     engine.evaluate([done], usage)
     assert done.logits is not None
-    np.testing.assert_array_equal(done.logits[-1], expected_logits(text, engine.backend))  # type: ignore[arg-type]
+    n_sink = engine.pool.keeping.n_sink
+    np.testing.assert_array_equal(done.logits[-1], logits_of(text, engine.backend, engine.n_ctx, n_sink))  # type: ignore[arg-type]
     engine.check()
     return usage
 
