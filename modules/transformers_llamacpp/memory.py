@@ -121,17 +121,18 @@ class Memory:
 
     # -- saving -----------------------------------------------------------------------------------------------
 
-    def save(self, sequence: Sequence, base: Saved | None) -> Saved:
-        """A copy of all positions of a resident sequence that goes on from `base`, a copy of its first ones."""
+    def save(self, sequence: Sequence, base: Saved | None, cut: int = 0) -> Saved:
+        """A copy of all positions of a resident sequence that goes on from `base`, a copy of its first ones; a part ends at
+        `cut`."""
         length, limits = len(sequence), self.backend.limits
         seq_id = self.id_of(sequence)
         step = limits.n_swa or length
         whole = not self.divides or (limits.n_swa and self.backend.pos_min(seq_id) > 0)
-        if whole or ((base is not None or step < length) and not self.free):
+        if whole or ((base is not None or cut or step < length) and not self.free):
             return Saved(0, length, None, self.backend.state_save(seq_id))
         start = 0 if base is None else base.stop
         while start < length:
-            stop = min(start + step, length)
+            stop = min(start + step, length, cut if cut > start else length)
             base = Saved(start, stop, base, self._range(seq_id, start, stop, length))
             start = stop
         assert base is not None

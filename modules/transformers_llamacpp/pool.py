@@ -81,7 +81,7 @@ class SequencePool:
         def sources() -> list[Sequence]:
             return [source for source in (self.match(*text).source for text in texts) if source is not None]
 
-        self.room.make_lean(sources, busy, alone)
+        self.room.make_lean([text[:limit] for text, limit in texts], sources, busy, alone)
 
     def adopt(self, texts: Iterable[tuple[array[int], Saved, list[Saved]]]) -> None:
         """Idle texts that were saved earlier: their tokens, state and checkpoints. Of those that are longer than this context

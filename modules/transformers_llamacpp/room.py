@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable
 
 import numpy as np
+import numpy.typing as npt
 
 from .errors import CacheFullError, ModelLoadError, StateError
 from .registry import Registry, text_of
 from .saved import Saved
-from .sequence import Sequence, common_prefix
+from .sequence import Sequence, shared_prefix
 
 __all__ = ["LOOK_AT", "Room"]
 
@@ -74,14 +75,18 @@ class Room:
             self.park(sequence)
 
     def make_lean(
-        self, sources: Callable[[], list[Sequence]], busy: Collection[Sequence] = (), alone: bool = False
+        self,
+        texts: list[npt.NDArray[np.int32]],
+        sources: Callable[[], list[Sequence]],
+        busy: Collection[Sequence] = (),
+        alone: bool = False,
     ) -> None:
-        """Before a call starts: what is not in use moves to host memory. `sources` says what its new texts will start from;
+        """Before a call starts: what is not in use moves to host memory. `sources` says what its new `texts` will start from;
         `busy`: what it goes on with; `alone`: no other call runs, so that held sequences are in nobody's use either.
 
         A decode reads all cells up to the last one in use, whoever's they are, so that idle texts slow down the others. All
         move, also what a text will go on with: it comes back at once, and its cells then lie at the front. Not worth it for
-        up to `SPARE` cells that no text starts from. At most what may be kept is copied; what was used longest ago goes.
+        up to `SPARE` cells that no text can use. At most what may be kept is copied; what was used longest ago goes.
 
         What lies scattered over a buffer that was fuller once moves too, and comes back together.
         """
@@ -91,9 +96,8 @@ class Room:
             return
         away = [s for s in resident if s not in busy and (alone or not s.held)]
         if sum(map(len, away)) > SPARE:
-            wanted = sources()
-            if self._burden(away, wanted) > SPARE:
-                self._park_all(away, wanted)
+            if self._burden(away, texts) > SPARE:
+                self._park_all(away, sources())
                 used = self._note_span([s for s in resident if s.resident])
         if alone and self.memory.span > 2 * (used + SPARE):
             self.empty_buffer()
@@ -123,16 +127,13 @@ class Room:
         return self.states.max_bytes > 0 or self.states.folder is not None
 
     @staticmethod
-    def _burden(idle: Iterable[Sequence], sources: list[Sequence]) -> int:
-        """Cells that only idle sequences hold, other than `sources`; what they share counts once."""
-        counted, cells = list(sources), 0
+    def _burden(idle: Iterable[Sequence], texts: list[npt.NDArray[np.int32]]) -> int:
+        """Cells of idle sequences that no text of the call can use; what several hold counts once."""
+        counted, cells = list(texts), 0
         for sequence in idle:
-            if sequence in sources or not sequence.tokens:
-                continue
-            tokens = np.frombuffer(sequence.tokens, np.int32)
-            shared = max((common_prefix(other.tokens, tokens, len(tokens)) for other in counted), default=0)
-            cells += max(0, len(sequence) - shared)
-            counted.append(sequence)
+            tokens = np.array(sequence.tokens, np.int32)
+            cells += max(0, len(sequence) - max((shared_prefix(other, tokens) for other in counted), default=0))
+            counted.append(tokens)
         return cells
 
     def restore(self, sequence: Sequence, busy: Collection[Sequence]) -> str | None:
@@ -161,7 +162,8 @@ class Room:
     def park(self, sequence: Sequence) -> None:
         """Out of the buffer, with its state."""
         if sequence.resident and sequence.tokens:
-            sequence.saved = self.memory.save(sequence, self._base(sequence))
+            base = self._base(sequence)
+            sequence.saved = self.memory.save(sequence, base, self._cut(sequence, base))
         self.memory.leave(sequence)
 
     def copy_of(self, sequence: Sequence) -> list[tuple[int, int, memoryview]]:
@@ -249,13 +251,24 @@ class Room:
             base = base.base
         return base
 
+    def _cut(self, sequence: Sequence, base: Saved | None) -> int:
+        """Where a new copy is worth a cut: what another text begins with too ends there, so that it can share the part."""
+        if self.memory.divides and not sequence.dropped:
+            for shared, other in self.registry.like(text_of(sequence)):
+                if other is not sequence:
+                    worth = PART <= shared - (0 if base is None else base.stop) and PART <= len(sequence) - shared
+                    return shared if worth else 0
+        return 0
+
     def _base_of_others(self, sequence: Sequence) -> Saved | None:
         best: Saved | None = None
-        for looked_at, (shared, other) in enumerate(self.registry.like(text_of(sequence))):
-            if looked_at == LOOK_AT or shared < PART:
+        looked_at = 0
+        for shared, other in self.registry.like(text_of(sequence)):
+            if looked_at == LOOK_AT or shared < PART or (best is not None and best.stop >= shared):
                 break
             if other is sequence or other.saved is None or other.dropped:
                 continue
+            looked_at += 1
             cut = other.saved
             if cut.stop >= shared and not self.backend.limits.n_swa:
                 cut = self.part_at(cut, shared)

@@ -15,8 +15,8 @@ import pytest
 import torch
 from transformers import LogitsProcessorList
 
+from conftest import F32
 from plain_guidance import PlainGuidance
-from transformers_llamacpp import UnsupportedFeatureError
 
 pytestmark = pytest.mark.usefixtures("every_round")
 
@@ -127,9 +127,11 @@ def test_right_or_one_clear_error(tiny_llama: Any, twin: Any, pair: tuple[str, s
 
 
 @pytest.mark.parametrize("other", [name for name in OPTIONS if name != "sink"])
-def test_a_sink_is_an_error_at_loading(load: Callable[..., Any], tiny_llama_path: Path, other: str) -> None:
-    with pytest.raises(UnsupportedFeatureError, match="n_sink"):
-        load(tiny_llama_path, n_sink=4)
+def test_a_sink_changes_nothing_before_the_context_is_full(
+    load: Callable[..., Any], tiny_llama_path: Path, tiny_llama: Any, twin: Any, other: str
+) -> None:
+    """What it does then is in test_streaming_llm.py."""
+    assert run(load(tiny_llama_path, **F32, n_sink=4), {other}, twin) == reference(tiny_llama, {other})
 
 
 def test_drafts_with_guidance_and_streaming_together(tiny_llama: Any, twin: Any) -> None:

@@ -177,7 +177,13 @@ def test_guidance_slides_on_both_sides(model: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    "call", [{"num_beams": 3}, {"penalty_alpha": 0.6, "top_k": 4}, {"num_beams": 4, "num_beam_groups": 2, "diversity_penalty": 0.5}], ids=str
+    "call",
+    [
+        {"num_beams": 3},
+        {"penalty_alpha": 0.6, "top_k": 4},
+        {"num_beams": 4, "num_beam_groups": 2, "diversity_penalty": 0.5},
+    ],
+    ids=str,
 )
 def test_what_shares_cells_ends_at_the_limit(model: Any, call: dict[str, Any], caplog: Any) -> None:
     with caplog.at_level(logging.WARNING, "transformers_llamacpp.generation"):
