@@ -121,16 +121,20 @@ class Memory:
 
     # -- saving -----------------------------------------------------------------------------------------------
 
-    def save(self, sequence: Sequence, base: Saved | None, cut: int = 0) -> Saved:
+    def save(self, sequence: Sequence, base: Saved | None, cut: int = 0, leaving: bool = False) -> Saved:
         """A copy of all positions of a resident sequence that goes on from `base`, a copy of its first ones; a part ends at
-        `cut`."""
+        `cut`. `leaving`: it leaves the buffer next, so that it need not stay whole."""
         length, limits = len(sequence), self.backend.limits
         seq_id = self.id_of(sequence)
         step = limits.n_swa or length
         whole = not self.divides or (limits.n_swa and self.backend.pos_min(seq_id) > 0)
+        start = 0 if base is None else base.stop
+        if base is not None and start == length and not whole:
+            return base
+        if not whole and not self.free and leaving and start and length - start <= step:
+            return Saved(start, length, base, self._cut_out(seq_id, start, length, length))
         if whole or ((base is not None or cut or step < length) and not self.free):
             return Saved(0, length, None, self.backend.state_save(seq_id))
-        start = 0 if base is None else base.stop
         while start < length:
             stop = min(start + step, length, cut if cut > start else length)
             base = Saved(start, stop, base, self._range(seq_id, start, stop, length))

@@ -236,8 +236,9 @@ class SequencePool:
             sequence.saved = sequence.saved.upto(position or 0)
         del sequence.tokens[length:]
         self.registry.changed(sequence)
-        if length == 0 and sequence.resident:
+        if length == 0:
             self.memory.leave(sequence)
+            self.room.trim()
 
     @staticmethod
     def _checkpoint_just(sequence: Sequence, length: int) -> bool:

@@ -35,10 +35,11 @@ class Room:
         self.backend, self.memory, self.states = registry.backend, registry.memory, registry.states
         self.sequences = registry.sequences
 
-    def part_at(self, saved: Saved, position: int) -> Saved:
-        """The shortest chain that holds `position` positions; it ends there where that is worth a cut."""
+    def part_at(self, saved: Saved, position: int, tail: int | None = None) -> Saved:
+        """The shortest chain that holds `position` positions; it ends there where that is worth a cut: not for a beginning of
+        less than `PART`, nor for a rest of less than `tail` (by default as many)."""
         last = next(part for part in saved.chain() if part.stop >= position)
-        if last.stop == position or position - last.start < PART or last.stop - position < PART:
+        if last.stop == position or position - last.start < PART or last.stop - position < (PART if tail is None else tail):
             return last
         return last.base if self.memory.split(last, position) and last.base is not None else last
 
@@ -163,7 +164,7 @@ class Room:
         """Out of the buffer, with its state."""
         if sequence.resident and sequence.tokens:
             base = self._base(sequence)
-            sequence.saved = self.memory.save(sequence, base, self._cut(sequence, base))
+            sequence.saved = self.memory.save(sequence, base, self._cut(sequence, base), leaving=True)
         self.memory.leave(sequence)
 
     def copy_of(self, sequence: Sequence) -> list[tuple[int, int, memoryview]]:
@@ -256,7 +257,7 @@ class Room:
         if self.memory.divides and not sequence.dropped:
             for shared, other in self.registry.like(text_of(sequence)):
                 if other is not sequence:
-                    worth = PART <= shared - (0 if base is None else base.stop) and PART <= len(sequence) - shared
+                    worth = shared < len(sequence) and shared - (0 if base is None else base.stop) >= PART
                     return shared if worth else 0
         return 0
 
@@ -271,7 +272,7 @@ class Room:
             looked_at += 1
             cut = other.saved
             if cut.stop >= shared and not self.backend.limits.n_swa:
-                cut = self.part_at(cut, shared)
+                cut = self.part_at(cut, shared, 1)
             found = cut.upto(shared)
             if found is not None and found.stop >= PART and (best is None or found.stop > best.stop):
                 best = found

@@ -20,7 +20,9 @@ def chat(*numbers: int) -> list[int]:
     return [*SYSTEM, *(token for n in numbers for token in MESSAGES[n])]
 
 
-def chunks(old: list[int], new: list[int], start: int = 0, stop: int | None = None, n_min: int = 4) -> list[tuple[int, int, int]]:
+def chunks(
+    old: list[int], new: list[int], start: int = 0, stop: int | None = None, n_min: int = 4
+) -> list[tuple[int, int, int]]:
     return moved_chunks(ids(*old), ids(*new), start, len(new) if stop is None else stop, n_min)
 
 

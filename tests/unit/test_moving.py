@@ -1,0 +1,147 @@
+"""`reuse_min_chunk`: what stood elsewhere in another text is not evaluated again."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from transformers_llamacpp.engine import Engine, Usage, Wanted
+from transformers_llamacpp.errors import DecodeError
+from unit.naive import counts, go_on, ids, job, make, say, start_all
+
+pytestmark = pytest.mark.once
+
+SYSTEM = [1, 2, 3, 4, 5]
+MESSAGES = [[10 + n, *[(n + 1) * i % 9 for i in range(7)], 10 + n] for n in range(6)]
+PLAIN: list[dict[str, Any]] = [{}, {"window": 4, "swa_full": True}]
+
+
+def chat(*numbers: int) -> list[int]:
+    return [*SYSTEM, *(token for n in numbers for token in MESSAGES[n])]
+
+
+def moving(**kind: Any) -> Engine:
+    return make(**{"reuse_min_chunk": 4, "n_cells": 256, "n_ctx": 100, **kind})
+
+
+def costs(engine: Engine, text: list[int]) -> tuple[int, int, int]:
+    """Tokens reused, moved, evaluated."""
+    sequence, usage = say(engine, text)
+    engine.release([sequence])
+    engine.check()
+    reused, evaluated = counts(usage)
+    moved = len(text) - reused - evaluated
+    assert (usage.reuse == ["shifted"]) == (moved > 0)
+    if moved:
+        assert f"{moved} tokens in " in usage.reuse[0].reason  # type: ignore[attr-defined]
+    return reused, moved, evaluated
+
+
+@pytest.mark.parametrize("kind", PLAIN)
+@pytest.mark.parametrize("parked", [False, True])
+def test_the_oldest_messages_are_dropped(kind: dict[str, Any], parked: bool) -> None:
+    engine = moving(**kind)
+    assert costs(engine, chat(0, 1, 2, 3)) == (0, 0, 41)
+    if parked:
+        engine.pool.room.empty_buffer()
+    assert costs(engine, [*chat(1, 2, 3), 9]) == (5, 27, 1)
+    assert costs(engine, [*chat(1, 2, 3), 9, 8]) == (33, 0, 1), "and then it is a text as any other"
+
+
+@pytest.mark.parametrize("kind", PLAIN)
+def test_one_in_the_middle_is_edited(kind: dict[str, Any]) -> None:
+    engine = moving(**kind)
+    costs(engine, chat(0, 1, 2, 3))
+    edited = [*chat(0), 20, 21, 22, *MESSAGES[2], *MESSAGES[3], 9]
+    assert costs(engine, edited) == (14, 18, 4)
+
+
+@pytest.mark.parametrize("kind", PLAIN)
+def test_several_chunks(kind: dict[str, Any]) -> None:
+    engine = moving(**kind)
+    costs(engine, chat(0, 1, 2, 3, 4))
+    assert costs(engine, [*chat(0, 2, 4), 9]) == (14, 18, 1)
+
+
+def test_of_several_texts_the_one_with_most() -> None:
+    engine = moving()
+    costs(engine, chat(0, 1))
+    costs(engine, chat(5, 1, 2, 3))
+    assert costs(engine, [*chat(1, 2, 3), 9]) == (5, 27, 1)
+
+
+@pytest.mark.parametrize("kind", PLAIN)
+def test_the_text_it_came_from_is_unharmed(kind: dict[str, Any]) -> None:
+    engine = moving(**kind)
+    old, _ = say(engine, chat(0, 1, 2))
+    new, _ = say(engine, [*chat(1, 2), 9])
+    for sequence in (old, new, old):
+        assert go_on(engine, sequence, [7]).evaluated_tokens == 1
+    old.truncate(10)
+    go_on(engine, old, [7])
+    go_on(engine, new, [6])
+
+
+def test_few_tokens_are_not_moved() -> None:
+    engine = moving(reuse_min_chunk=20)
+    costs(engine, chat(0, 1, 2))
+    assert costs(engine, [*chat(1, 2), 9]) == (5, 0, 19)
+    engine = moving(reuse_min_chunk=0)
+    costs(engine, chat(0, 1, 2))
+    assert costs(engine, [*chat(1, 2), 9]) == (5, 0, 19)
+
+
+@pytest.mark.parametrize(
+    "kind", [{"can_shift": False}, {"recurrent": True}, {"window": 4}, {"n_seq_limit": 1, "n_seq_max": 1}]
+)
+def test_memories_that_cannot(kind: dict[str, Any]) -> None:
+    engine = moving(**kind)
+    costs(engine, chat(0, 1, 2))
+    assert costs(engine, [*chat(1, 2), 9])[1] == 0
+
+
+def test_what_is_asked_for_is_evaluated() -> None:
+    engine = moving()
+    costs(engine, chat(0, 1, 2, 3))
+    _, usage = say(engine, [*chat(2, 3), 9], first_output=16)
+    assert counts(usage) == (5, 24 - 5 - 9 - 2), "only what stands before the first answer is moved"
+
+
+def test_another_text_than_the_one_that_was_begun() -> None:
+    engine = moving()
+    costs(engine, chat(0, 1, 2, 3))
+    [(sequence, _)] = engine.start([ids(*chat(1, 2, 3), 9)], [32], Usage())
+    assert sequence.moves and go_on(engine, sequence, [8, 8, 8]).evaluated_tokens == 3
+    assert not sequence.moves
+
+
+def test_without_room_it_is_evaluated() -> None:
+    engine = moving(n_cells=64)
+    costs(engine, chat(0, 1, 2, 3))
+    held = start_all(engine, [[6] * 20], Usage())[0][0]
+    reused, moved, evaluated = costs(engine, [*chat(1, 2, 3), 9])
+    assert reused + moved + evaluated == 33
+    assert go_on(engine, held, [1]).evaluated_tokens == 1
+
+
+def test_a_failure_in_between() -> None:
+    engine = moving()
+    costs(engine, chat(0, 1, 2, 3))
+    text = [*chat(1), 20, 21, *MESSAGES[3], 9]
+    [(sequence, _)] = engine.start([ids(*text)], [len(text) - 1], Usage())
+    rest = job(sequence, text[len(sequence.tokens) :])
+    engine.backend.fail_next(-3)  # type: ignore[attr-defined]
+    with pytest.raises(DecodeError):
+        engine.evaluate([rest], Usage(), Wanted(prompt=True))
+    engine.check()
+    engine.evaluate([rest], Usage(), Wanted(prompt=True))
+    assert list(sequence.tokens) == text
+    go_on(engine, sequence, [7])
+
+
+def test_vectors_move_nowhere() -> None:
+    engine = moving(reuse_min_chunk=2)
+    for _ in range(2):
+        starts = engine.start([ids(*[-1] * 6)], [5], Usage())
+        assert not starts[0][0].moves
