@@ -11,7 +11,6 @@ import os
 import weakref
 from array import array
 from collections.abc import Iterable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +20,7 @@ import torch
 from transformers import Cache
 
 from . import compat
+from .cache_row import Bookmark, Row
 from .engine import Engine, Usage
 from .errors import CacheFullError, ClosedError, InvalidInputError, UnsupportedFeatureError
 from .rows import Feed, feed_together
@@ -31,27 +31,6 @@ if TYPE_CHECKING:
     from .modeling import LlamaCppForCausalLM
 
 __all__ = ["LlamaCppCache"]
-
-
-@dataclass(slots=True)
-class Row:
-    """One row of the batch. `mask`: one byte per column, 0 for padding; `None` while there is none."""
-
-    sequence: Sequence
-    mask: bytearray | None = None
-
-    def tokens_in(self, columns: int) -> int:
-        """How many tokens the first `columns` columns hold."""
-        return columns if self.mask is None else self.mask[:columns].count(1)
-
-
-@dataclass(slots=True)
-class Bookmark:
-    """See `LlamaCppCache.bookmark`."""
-
-    columns: int
-    forks: list[Sequence]
-    companion: Bookmark | None
 
 
 class LlamaCppCache(Cache):
@@ -167,7 +146,7 @@ class LlamaCppCache(Cache):
 
     def column_mask(self, row: int) -> npt.NDArray[np.bool_]:
         """Which columns of that row hold a token: `(columns,)`, false for padding."""
-        return self._past_mask(self._rows[row])
+        return self._rows[row].real(self._columns)
 
     @property
     def sequences(self) -> list[Sequence]:
@@ -382,27 +361,16 @@ class LlamaCppCache(Cache):
 
     def matches(self, ids: npt.NDArray[np.int64], mask: npt.NDArray[np.bool_] | None) -> int:
         """How many leading columns of `ids` (and `mask`) are what this cache holds already."""
-        return min(
-            self._match(row, ids[index], None if mask is None else mask[index]) for index, row in enumerate(self._rows)
-        )
+        masks = [None] * len(ids) if mask is None else mask
+        return min(row.matches(self._columns, ids[index], masks[index]) for index, row in enumerate(self._rows))
 
     def best_rows(self, ids: npt.NDArray[np.int64], mask: npt.NDArray[np.bool_] | None) -> list[int]:
         """For each row of `ids` the row of this cache that shares most leading columns with it, of equals the first."""
         best = []
         for index, text in enumerate(ids):
-            known = [self._match(row, text, None if mask is None else mask[index]) for row in self._rows]
+            known = [row.matches(self._columns, text, None if mask is None else mask[index]) for row in self._rows]
             best.append(known.index(max(known)))
         return best
-
-    def _match(self, row: Row, ids: npt.NDArray[np.int64], mask: npt.NDArray[np.bool_] | None) -> int:
-        limit = min(self._columns, len(ids))
-        real = self._past_mask(row)[:limit]
-        stored = np.full(limit, -1, np.int64)
-        stored[real] = np.array(row.sequence.tokens[: int(real.sum())], np.int64)
-        same = (stored == ids[:limit]) | ~real
-        if mask is not None:
-            same &= mask[:limit] == real
-        return limit if same.all() else int(np.argmin(same))
 
     def feed(
         self, feed_: Feed, past_mask: npt.NDArray[np.bool_] | None, usage: Usage
@@ -481,17 +449,12 @@ class LlamaCppCache(Cache):
                 row.mask += b"\1" * feed_.n_columns if new is None else new.astype(np.uint8).tobytes()
         self._columns += feed_.n_columns
 
-    def _past_mask(self, row: Row) -> npt.NDArray[np.bool_]:
-        if row.mask is None:
-            return np.ones(self._columns, np.bool_)
-        return np.frombuffer(bytes(row.mask), np.uint8).astype(np.bool_)
-
     def _check_past(self, past_mask: npt.NDArray[np.bool_] | None) -> None:
         if past_mask is None or not self._rows:
             return
         for index, row in enumerate(self._rows):
             given = past_mask[index]
-            same = given.all() if row.mask is None else np.array_equal(given, self._past_mask(row))
+            same = given.all() if row.mask is None else np.array_equal(given, row.real(self._columns))
             if not same:
                 raise InvalidInputError(
                     f"row {index}: the attention mask of the {self._columns} columns in the cache differs from the one "

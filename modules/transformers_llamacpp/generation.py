@@ -9,7 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from transformers import GenerationConfig, GenerationMixin, UnbatchedClassifierFreeGuidanceLogitsProcessor
+from transformers import (
+    GenerationConfig,
+    GenerationMixin,
+    MaxLengthCriteria,
+    UnbatchedClassifierFreeGuidanceLogitsProcessor,
+)
 
 from . import compat
 from .cache import LlamaCppCache
@@ -306,6 +311,10 @@ class LlamaCppGenerationMixin:
         criteria = super()._get_stopping_criteria(*args, tokenizer=tokenizer, **kwargs)  # type: ignore[misc]
         if request is not None and request.cells_full is not None:
             criteria.append(request.cells_full)
+        if self.engine.pool.keeping.n_sink is not None:  # type: ignore[attr-defined]
+            for criterion in criteria:
+                if isinstance(criterion, MaxLengthCriteria):
+                    criterion.max_position_embeddings = None  # n_ctx is no length to warn of where a full context slides
         return criteria
 
     def heal_tokens(self, input_ids: Any, tokenizer: Any = None) -> Any:

@@ -96,10 +96,9 @@ class Room:
         if not self.keeps_states:
             return
         away = [s for s in resident if s not in busy and (alone or not s.held)]
-        if sum(map(len, away)) > SPARE:
-            if self._burden(away, texts) > SPARE:
-                self._park_all(away, sources())
-                used = self._note_span([s for s in resident if s.resident])
+        if sum(map(len, away)) > SPARE and self._burden(away, texts) > SPARE:
+            self._park_all(away, sources())
+            used = self._note_span([s for s in resident if s.resident])
         if alone and self.memory.span > 2 * (used + SPARE):
             self.empty_buffer()
         self.trim()

@@ -82,7 +82,7 @@ def test_a_row_that_had_to_leave_the_memory_is_saved_too(model: Any, tmp_path: P
     cache = LlamaCppCache(model)
     text = generate(model, TEXT, cache)
     with model.engine.lock:
-        model.engine.pool.empty_buffer()
+        model.engine.pool.room.empty_buffer()
     cache.save(tmp_path / "parked")
     cache.truncate(4)  # a state cannot be cut: it has to be evaluated again
     cache.save(tmp_path / "cut")

@@ -38,6 +38,7 @@ class Model:
         self.text, self.delay, self.error = text, delay, error
         self.tokenizer = Tokenizer()
         self.config = types.SimpleNamespace(max_position_embeddings=100)
+        self.quantization_config = types.SimpleNamespace(n_sink=None)
         self.options: dict[str, Any] = {}
 
     def generate(
@@ -86,6 +87,13 @@ def test_progress_grows_to_the_whole_text() -> None:
 def test_how_it_ends(prompt: int, wanted: int, said: int, finish: str) -> None:
     last = list(ask(Model("x" * 60), "p" * prompt, max_new_tokens=wanted))[-1]
     assert (len(last.text), last.finish) == (said, finish)
+
+
+def test_a_context_that_slides_ends_nothing() -> None:
+    model = Model("x" * 300)
+    model.quantization_config.n_sink = 4
+    last = list(ask(model, "p" * 95, max_new_tokens=150))[-1]
+    assert (len(last.text), last.finish) == (150, "length")
 
 
 def test_a_prompt_without_room_is_an_error_at_once() -> None:

@@ -27,7 +27,7 @@ LAYERS = (
     {"pool"},
     {"evaluation"},
     {"engine"},
-    {"cache", "rows", "request", "compat", "hidden"},
+    {"cache", "cache_row", "rows", "request", "compat", "hidden"},
     {"decoding"},
     {"config", "files", "generation", "tokenizer", "tokenizer_files", "tokenizer_encoding"}
     | {"tokenizer_vocabulary", "token_rows", "token_spans", "chat_template"},

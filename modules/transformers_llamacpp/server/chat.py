@@ -129,6 +129,8 @@ def _run(model: Any, inputs: Any, settings: Mapping[str, Any], stop: threading.E
 
 def _room(model: Any, length: int, wanted: int) -> tuple[int, bool]:
     """How many tokens may come, and whether the context, not the caller, sets that limit."""
+    if model.quantization_config.n_sink is not None:  # a full context slides
+        return wanted, False
     n_ctx = model.config.max_position_embeddings
     if length >= n_ctx:
         raise ContextOverflowError(length + 1, n_ctx)
