@@ -207,6 +207,14 @@ class EngineMachine(Machine):
             content[at] ^= 1
             file.write_bytes(content[:at] if how == "short" else content)
 
+    @rule()
+    def squeeze(self) -> None:
+        """Host memory is short for a moment."""
+        states = self.engine.pool.registry.states
+        before, states.max_bytes = states.max_bytes, 0
+        self.engine.pool.room.trim()
+        states.max_bytes = before
+
     @precondition(lambda self: self.folder)
     @rule()
     def restart(self) -> None:
