@@ -133,9 +133,8 @@ def test_what_lost_its_beginning_is_forgotten(tmp_path: Path) -> None:
     engine = process(tmp_path)
     leave(engine, LONG)
     held, _ = say(engine, [*LONG, 9])
-    copy = engine.fork(held)
     park(engine, held)
-    park(engine, copy)
+    copy = engine.fork(held)
     engine.release([held])
     assert held.is_saved and copy.is_saved
     for file in files(tmp_path):
