@@ -155,3 +155,17 @@ def test_they_survive_parking(kind: dict[str, Any]) -> None:
     assert counts(say(engine, [*PROMPT[:24], 9])[1]) == (24, 1)
     sequence.truncate(29)
     assert go_on(engine, sequence, [9]).evaluated_tokens == 1
+
+
+def test_a_checkpoint_without_room(kind: dict[str, Any]) -> None:
+    """The cells of a fork are not free, so that going back has to evaluate; nobody is harmed."""
+    engine = engine_for(kind, n_cells=10, n_batch=4) if "window" in kind else engine_for(kind, n_cells=30)
+    other, _ = say(engine, [12] * 6)
+    first, _ = say(engine, PROMPT[:10])
+    go_on(engine, first, [1, 2, 3])
+    go_on(engine, other, [4])
+    copy = engine.fork(first)
+    first.truncate(9)
+    engine.check()
+    for sequence in (first, copy, other):
+        go_on(engine, sequence, [5])

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 
 from transformers_llamacpp.engine import Engine, Usage, Wanted
 from transformers_llamacpp.errors import DecodeError
-from unit.naive import counts, go_on, ids, job, make, say, start_all
+from unit.naive import counts, expected_logits, go_on, ids, job, make, say, start_all
 
 pytestmark = pytest.mark.once
 
@@ -123,6 +124,21 @@ def test_without_room_it_is_evaluated() -> None:
     reused, moved, evaluated = costs(engine, [*chat(1, 2, 3), 9])
     assert reused + moved + evaluated == 33
     assert go_on(engine, held, [1]).evaluated_tokens == 1
+
+
+def test_no_larger_context_is_made_in_the_middle_of_a_call() -> None:
+    """It might come up empty, and the rows of the call would have to begin again."""
+    engine = moving(n_seq_max=3)
+    costs(engine, chat(0, 1, 2, 3))
+    usage = Usage()
+    engine.backend.fail_grow(lost=True)  # type: ignore[attr-defined]
+    texts = [[*chat(1, 2, 3), 9], [20] * 5, [21] * 5]
+    _, jobs = start_all(engine, texts, usage)
+    engine.check()
+    for text, done in zip(texts, jobs, strict=True):
+        assert done is not None and done.logits is not None
+        np.testing.assert_array_equal(done.logits[-1], expected_logits(text, engine.backend))  # type: ignore[arg-type]
+    assert counts(usage) == (5, 38) and engine.backend.limits.n_seq_max == 3
 
 
 def test_a_failure_in_between() -> None:

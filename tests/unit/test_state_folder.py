@@ -129,6 +129,20 @@ def test_damage_costs_time_only(tmp_path: Path, kind: dict[str, Any], how: str) 
             assert go_on(engine, held, [9]).evaluated_tokens >= 1
 
 
+def test_what_lost_its_beginning_is_forgotten(tmp_path: Path) -> None:
+    engine = process(tmp_path)
+    leave(engine, LONG)
+    held, _ = say(engine, [*LONG, 9])
+    park(engine, held)
+    copy = engine.fork(held)
+    engine.release([held])
+    assert held.is_saved and copy.is_saved
+    for file in files(tmp_path):
+        file.unlink()
+    assert go_on(engine, copy, [8]).evaluated_tokens == 42
+    assert held.closed, "nobody could match it"
+
+
 def test_a_chain_with_a_hole(tmp_path: Path) -> None:
     leave(process(tmp_path), LONG)
     [base] = files(tmp_path)
