@@ -5,6 +5,7 @@ The engine knows nothing of tensors, masks, beams or transformers.
 
 from __future__ import annotations
 
+import logging
 import threading
 from array import array
 from collections.abc import Iterator
@@ -20,6 +21,7 @@ from .errors import (
     ClosedError,
     ContextOverflowError,
     InvalidInputError,
+    LlamaCppError,
     ModelLoadError,
     UnsupportedFeatureError,
 )
@@ -33,6 +35,8 @@ from .sequence import Sequence, shared_prefix
 
 if TYPE_CHECKING:
     from .state_folder import StateFolder
+
+logger = logging.getLogger(__name__)
 
 __all__ = ["Engine", "Progress", "Usage", "Wanted"]
 
@@ -276,11 +280,17 @@ class Engine:
                 self.pool.check()
 
     def close(self) -> None:
-        """Free native memory after the decode that runs now, if any; idempotent."""
+        """Free native memory after the decode that runs now, if any; idempotent. With `state_dir` the texts go there first."""
         with self.lock:
             if not self.closed:
-                self.closed = True
-                self.backend.close()
+                try:
+                    self.pool.collect()
+                    self.pool.room.store_all()
+                except LlamaCppError as error:
+                    logger.warning("what was in memory is not all in state_dir: %s", error)
+                finally:
+                    self.closed = True
+                    self.backend.close()
 
     def _ready(self) -> None:
         if self.closed:

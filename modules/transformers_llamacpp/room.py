@@ -184,6 +184,15 @@ class Room:
             del checkpoints[1 + gaps.index(min(gaps))]
         self.trim()
 
+    def store_all(self) -> None:
+        """Before the memory is freed: what is known goes to `state_dir`, for the process that comes next."""
+        if self.states.folder is None or not self.registry.keeping.prefix_reuse:
+            return
+        texts = [s for s in self.sequences if s.tokens and not s.dropped and not s.has_embeddings]
+        for sequence in texts:
+            self.park(sequence)
+        self.states.store(sequence for sequence in texts if sequence.is_saved)
+
     def trim(self) -> None:
         """Come down to what may be kept outside the buffer."""
         self.states.trim(self.sequences, self.registry.close)

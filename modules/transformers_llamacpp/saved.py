@@ -132,6 +132,12 @@ class SavedStates:
             total -= size
             self._give_up(part, mine)
 
+    def store(self, sequences: Iterable[Sequence]) -> None:
+        """Write all that is saved of these to the folder, what was used last at the end."""
+        for sequence in sorted(sequences, key=lambda one: one.last_use):
+            for part in parts_of(sequence):
+                self._spill(part, [sequence])
+
     @staticmethod
     def _give_up(part: Saved, users: list[Sequence]) -> None:
         """Its bytes leave host memory: what is on disk can be read again, from what the buffer holds a new copy is made."""
