@@ -72,6 +72,20 @@ class Memory:
         finally:
             self._empty(seq_id)
 
+    def own_window(self, sequence: Sequence) -> bool:
+        """Give a copy a window of its own. False: there is no room, and it is empty.
+
+        llama.cpp takes no cell back that several sequences hold, though it lie behind the windows of all of them; a buffer
+        that holds little more than the windows would be full of such cells.
+        """
+        seq_id, limits = self.id_of(sequence), self.backend.limits
+        if not limits.n_swa or limits.swa_full:
+            return True
+        behind = self.backend.pos_max(seq_id) + 1 - self.backend.pos_min(seq_id) - limits.n_swa
+        if behind <= limits.n_swa // 4:  # few enough to wait until more come together
+            return True
+        return self.backend.state_load(seq_id, self.backend.state_save(seq_id, partial=True), partial=True)
+
     # -- going back -------------------------------------------------------------------------------------------
 
     def can_rewind(self, sequence: Sequence, length: int) -> bool:

@@ -379,7 +379,9 @@ class SequencePool:
         target.become(array("i", source.tokens), source.dropped)
         target.saved, target.checkpoints = source.saved, list(source.checkpoints)
         position = self.keeping.position(source, length)
-        if length < len(source.tokens) and (position is None or not self.memory.rewind(target, position)):
+        cut = length < len(source.tokens)
+        back = not cut or (position is not None and self.memory.rewind(target, position))
+        if not back or not self.memory.own_window(target):
             self.memory.leave(target)  # start empty, which is what the caller sees
             position, length = 0, 0
         target.become(target.tokens[:length], source.dropped if position != length else 0)

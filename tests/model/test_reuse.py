@@ -158,11 +158,45 @@ def test_checkpoints_are_bounded(load: Callable[..., Any], request: pytest.Fixtu
     same_greedy(model, history, say(model, history), got, kind)
 
 
-def test_snapshots_of_a_recurrent_memory(load: Callable[..., Any], tiny_mamba_path: Path) -> None:
-    """With `n_rs_seq` llama.cpp itself can take back a few tokens, where the model takes the option."""
+def test_asking_for_snapshots_a_model_does_not_take(load: Callable[..., Any], tiny_mamba_path: Path) -> None:
+    """llama.cpp reduces `n_rs_seq` to 0 for this architecture; its memory is asked, not the option."""
     model = load(tiny_mamba_path, **F32, n_rs_seq=8)
     tokens = text(60)
     say(model, tokens)
     got = say(model, [*tokens[:-1], 39])
     model.forget()
     same_greedy(model, [*tokens[:-1], 39], say(model, [*tokens[:-1], 39]), got)
+
+
+CALLS: dict[str, tuple[dict[str, Any], int]] = {
+    "lookup": ({"prompt_lookup_num_tokens": 4}, 1),
+    "assistant": ({"num_assistant_tokens": 3, "assistant_confidence_threshold": 0.0}, 1),
+    "beams": ({"num_beams": 3}, 3),
+    "return sequences": ({"num_return_sequences": 3, "do_sample": True, "top_k": 5}, 3),
+}
+
+
+@pytest.mark.usefixtures("every_round")
+@pytest.mark.parametrize("kind", ["recurrent", "hybrid", "a window"])
+@pytest.mark.parametrize("name", CALLS)
+def test_no_way_of_decoding_reads_the_history_again(
+    opened: Callable[[str], Any], load: Callable[..., Any], tiny_llama_path: Path, kind: str, name: str
+) -> None:
+    model, tokens, new = opened(kind), [1, *([60, 61, 62, 63, 64] * 60)], 20
+    (call, rows), ids = CALLS[name], torch.tensor([tokens])
+    call = {"max_new_tokens": new, "do_sample": False, "eos_token_id": None, "pad_token_id": 0, **call}
+    if name == "assistant":
+        call["assistant_model"] = load(tiny_llama_path, **F32)
+    answers = []
+    for _ in range(2):
+        torch.manual_seed(1)
+        answers.append(model.generate(ids, attention_mask=torch.ones_like(ids), **call))
+        stats = model.last_stats
+        model.engine.check()
+        cost = len(tokens) if len(answers) == 1 else 1
+        # a draft that came to nothing is gone back from, and what was taken of it is fed again
+        assert stats.evaluated_tokens <= cost + rows * new + 2 * stats.drafted_tokens, stats
+    assert torch.equal(answers[0], answers[1])
+    if name in ("lookup", "assistant"):
+        model.forget()
+        assert answers[0][0, len(tokens) :].tolist()[:NEW] == say(model, tokens)

@@ -86,8 +86,12 @@ def assisted_decoding(
                 break
             limit = generation_config.max_length - len(text) - 1
             draft = _usable(drafters.draft(history, limit), end_tokens, model.config.vocab_size)
-            bookmark = cache.bookmark() if len(draft) else None
             pending = text.ids[:, cache.get_seq_length() - before :]
+            if len(draft) and pending.shape[1] > 1:
+                # a memory that cannot be rewound lost these with the last draft; behind the bookmark they would be lost again
+                model(pending[:, :-1], logits_to_keep=1, **{compat.CACHE_NAME: cache})
+                pending = pending[:, -1:]
+            bookmark = cache.bookmark() if len(draft) else None
             new = torch.cat([pending, torch.tensor([draft.tokens], dtype=pending.dtype, device=pending.device)], dim=1)
             started = time.perf_counter()
             try:
