@@ -40,6 +40,8 @@ logger = logging.getLogger(__name__)
 
 __all__ = ["Engine", "Progress", "Usage", "Wanted"]
 
+TIGHT = Reuse("none", "the rows fit into n_cells only where they share their beginnings, and with known texts they would not")
+
 WHERE = {"host": "host memory", "disk": "state_dir"}
 
 RECALL_BYTES = 128 << 20
@@ -98,10 +100,12 @@ class Engine:
         usage: Usage,
         beside: list[Sequence] | None = None,
         in_call: bool = False,
+        cold: bool = False,
     ) -> list[tuple[Sequence, int | None]]:
         """A sequence for each of the new texts `tokens`, holding the longest prefix that is in memory already.
 
-        `beside`: what the same call goes on with; `in_call`: this is one of the running `call()`s.
+        `beside`: what the same call goes on with; `in_call`: this is one of the running `call()`s. `cold`: nothing of earlier
+        calls is used.
 
         `first_output[i]`: the first position whose logits are wanted; everything before it may be reused. The second
         item is `None`, or the index `j < i` of a text in the same call that must be evaluated first, because it shares a
@@ -110,7 +114,7 @@ class Engine:
         with self.lock:
             self._ready()
             busy = beside or []
-            if not self.pool.keeping.prefix_reuse and tokens:
+            if (cold or not self.pool.keeping.prefix_reuse) and tokens:
                 self.pool.room.empty_buffer()
             self.pool.make_lean(list(zip(tokens, first_output, strict=True)), busy, self._calls <= in_call)
             made: list[Sequence] = []
@@ -118,7 +122,7 @@ class Engine:
             try:
                 for index, text in enumerate(tokens):
                     limit = min(first_output[index], len(text) - 1)
-                    in_memory = self.pool.match(text, limit).length
+                    in_memory = 0 if cold else self.pool.match(text, limit).length
                     leader, shared = self._leader(tokens, index, starts, limit)
                     sequence = self.pool.new()
                     made.append(sequence)
@@ -126,7 +130,7 @@ class Engine:
                         starts.append((sequence, leader))
                         usage.reuse.append(Reuse("memory", f"the first {shared} tokens are those of row {leader}"))
                         continue
-                    usage.reuse.append(self._begin(sequence, text, limit, {*made, *busy}))
+                    usage.reuse.append(TIGHT if cold else self._begin(sequence, text, limit, {*made, *busy}))
                     usage.reused_tokens += len(sequence.tokens)
                     starts.append((sequence, None))
             except BaseException:

@@ -285,7 +285,7 @@ class LlamaCppGenerationMixin:
         if room.prompts < cells_of(starting, Sharing.EQUAL) + going_on:
             # what earlier calls left in memory may hold the common beginning several times, and rows that start from it would
             # not share it
-            self.engine.forget()  # type: ignore[attr-defined]
+            request.cold = True
 
     def _get_logits_processor(self, generation_config: Any, *args: Any, **kwargs: Any) -> Any:
         """transformers' processors, with the guidance of its own (one more forward pass for each row and token) replaced."""

@@ -311,6 +311,7 @@ class LlamaCppForCausalLM(LlamaCppGenerationMixin, PreTrainedModel, GenerationMi
             request.layers = feed.layers
             return answer
         feed.progress, feed.n_batch, feed.prompt = request.prompt_progress, request.n_batch, True
+        feed.cold = request.cold
         feed.hidden_from = request.hidden_known
         answer = store(feed, past_mask, request.usage)
         request.layers = feed.layers

@@ -63,6 +63,8 @@ class Request:
     """The attention mask of the input, passed in or made from its padding."""
     negative: tuple[Any, Any] = (None, None)
     """The negative prompts and their attention mask, as they were passed."""
+    cold: bool = False
+    """Nothing of earlier calls may be reused: the rows fit into the cells only where they share what they begin with."""
     cells_full: Any = None
     """The criterion that ends a beam search when the KV cells are full (`decoding/room.py`), where they may get full."""
     n_batch: int | None = None

@@ -46,6 +46,8 @@ class Feed:
     n_batch: int | None = None
     prompt: bool = False
     """The first columns of a `generate()`."""
+    cold: bool = False
+    """Texts that begin start from nothing but each other."""
 
     def every(self, step: int) -> Feed:
         """The rows `0, step, 2 * step, …`."""
@@ -114,7 +116,7 @@ def feed_together(engine: Engine, parts: list[tuple[list[Sequence | None], Feed]
     if len(parts) > 1:
         lead = replace(lead, want_hidden=any(new.want_hidden for _, new in parts))
     try:
-        leaders = _start(engine, rows, sequences, usage, made, lead.prompt)
+        leaders = _start(engine, rows, sequences, usage, made, lead)
         ready: list[Sequence] = [s for s in sequences if s is not None]
         assert len(ready) == len(rows)
         _wave(engine, rows, ready, [i for i in range(len(rows)) if leaders[i] is None], lead, usage, bool(made))
@@ -169,7 +171,7 @@ def _row(new: Feed, index: int) -> _Row:
 
 
 def _start(
-    engine: Engine, rows: list[_Row], sequences: list[Sequence | None], usage: Usage, made: list[Sequence], prompt: bool
+    engine: Engine, rows: list[_Row], sequences: list[Sequence | None], usage: Usage, made: list[Sequence], new: Feed
 ) -> list[int | None]:
     """Give every row that has no text yet a sequence. For each row: the row it has to wait for, or `None`."""
     leaders: list[int | None] = [None] * len(rows)
@@ -177,9 +179,9 @@ def _start(
     texts = [i for i in fresh if rows[i].embeds is None and len(rows[i].tokens)]
     firsts = [int(np.argmax(rows[i].outputs)) if rows[i].outputs.any() else len(rows[i].tokens) for i in texts]
     begun: list[tuple[Sequence, int | None]] = []
-    if texts or prompt:
+    if texts or new.prompt:
         beside = [s for s in sequences if s is not None]
-        begun = engine.start([rows[i].tokens for i in texts], firsts, usage, beside, prompt)
+        begun = engine.start([rows[i].tokens for i in texts], firsts, usage, beside, new.prompt, new.cold)
     for i, (sequence, leader) in zip(texts, begun, strict=True):
         made.append(sequence)
         leaders[i] = None if leader is None else texts[leader]
