@@ -307,7 +307,8 @@ class LlamaCppCache(Cache):
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write all rows to a file, for `load` in this or another process; the cache itself stays as it is.
 
-        Takes as many bytes as the tokens take in the KV buffer. The file belongs to this model file and its cache types.
+        Takes as many bytes as the tokens take in the KV buffer. The file belongs to this model file and its cache types, to
+        models with `reuse_min_chunk` if this has it, and where its context slid to the same `n_sink` and `n_ctx`.
         Replaces an older file at once and whole, and only its owner may read it. Raises `StateError` where it cannot be
         written.
         """
@@ -321,7 +322,9 @@ class LlamaCppCache(Cache):
             )
             for row in self._rows
         ]
-        write_state(Path(path), self._engine.backend.fingerprint, self._columns, rows)
+        slid = any(row.dropped for row in rows)
+        model = self._engine.backend.fingerprint | self._engine.pool.keeping.marks(slid)
+        write_state(Path(path), model, self._columns, rows)
 
     @classmethod
     def load(cls, model: LlamaCppForCausalLM, path: str | os.PathLike[str]) -> LlamaCppCache:
@@ -331,7 +334,8 @@ class LlamaCppCache(Cache):
         `n_ctx` is smaller than its rows.
         """
         cache = cls(model)
-        columns, rows = read_state(Path(path), cache._engine.backend.fingerprint)
+        engine = cache._engine
+        columns, rows = read_state(Path(path), engine.backend.fingerprint, engine.pool.keeping.all_marks())
         try:
             for row in rows:
                 mask = None if row.mask is None else bytearray(row.mask)

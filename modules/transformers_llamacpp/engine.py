@@ -6,7 +6,6 @@ The engine knows nothing of tensors, masks, beams or transformers.
 from __future__ import annotations
 
 import logging
-import threading
 from array import array
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -26,6 +25,7 @@ from .errors import (
     UnsupportedFeatureError,
 )
 from .evaluation import Evaluation, Progress, Usage, Wanted
+from .guarded_lock import GuardedLock
 from .pool import SequencePool
 from .recall import Recall
 from .registry import Keeping
@@ -75,7 +75,7 @@ class Engine:
         if folder is not None and prefix_reuse:
             self.pool.adopt(folder.texts())
         self.recall = Recall(min(host_cache_bytes, RECALL_BYTES) if prefix_reuse else 0)
-        self.lock = threading.RLock()
+        self.lock = GuardedLock()
         self.closed = False
         self._plain_calls = 0
         self._calls = 0
@@ -84,6 +84,7 @@ class Engine:
     def call(self) -> Iterator[None]:
         """While a `generate()` runs: what no running call uses may leave the buffer."""
         with self.lock:
+            self._ready()
             self._calls += 1
         try:
             yield
@@ -280,7 +281,7 @@ class Engine:
         """Raise `AssertionError` where our books and llama.cpp's memory disagree; for tests."""
         with self.lock:
             if not self.closed:
-                self.pool.collect()
+                self._ready()
                 self.pool.check()
 
     def close(self) -> None:
@@ -299,6 +300,9 @@ class Engine:
     def _ready(self) -> None:
         if self.closed:
             raise ClosedError("the model was closed; load it again with from_pretrained()")
+        if self.lock.interrupted:
+            self.lock.interrupted = False
+            self.pool.repair()
         self.pool.collect()
 
     def _open(self, sequence: Sequence) -> None:

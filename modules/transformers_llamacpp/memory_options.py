@@ -5,6 +5,7 @@ from __future__ import annotations
 from .backend import Backend
 from .config import LlamaCppConfig
 from .errors import OptionError, UnsupportedFeatureError
+from .registry import Keeping
 from .state_folder import StateFolder
 
 __all__ = ["check_memory_options", "open_folder"]
@@ -51,4 +52,5 @@ def open_folder(options: LlamaCppConfig, backend: Backend) -> StateFolder | None
     """The folder of `state_dir`. Raises `StateError` where it cannot be used."""
     if options.state_dir is None:
         return None
-    return StateFolder(options.state_dir, backend.fingerprint, options.state_dir_bytes)
+    exact = Keeping(reuse_min_chunk=options.reuse_min_chunk).marks(slid=False)
+    return StateFolder(options.state_dir, {**backend.fingerprint, **exact}, options.state_dir_bytes)

@@ -108,8 +108,8 @@ class SequencePool:
             return Match(None, 0, 0)
         for shared, sequence in self.registry.like(tokens[:limit]):
             known = known or shared
-            if shared < length:
-                break
+            if shared < length or (shared == length and len(sequence.tokens) > shared):
+                break  # of those who share as much, the ones that end there come first
             n = self._usable(sequence, shared)
             whole = not sequence.held and n == len(sequence.tokens)
             if n > length or (n == length and n > 0 and whole):
@@ -314,6 +314,19 @@ class SequencePool:
         sequence.become(tokens)
         if sequence.has_embeddings:
             self.registry.close(sequence)
+
+    def repair(self) -> None:
+        """After an interrupt in the middle of anything: where the books are wrong, the buffer is emptied and they are written
+        anew. What was in it and is kept by somebody is evaluated again; what was saved is what it was."""
+        try:
+            self.check()
+        except Exception:
+            self.registry.rebuild()
+            for sequence in list(self.sequences):
+                lost = not sequence.is_saved and (sequence.has_embeddings or not sequence.held)
+                if lost or (not sequence.tokens and not sequence.held):
+                    self.registry.close(sequence)
+            self.room.trim()
 
     def check(self) -> None:
         """Raise `AssertionError` where the books and llama.cpp's memory disagree."""

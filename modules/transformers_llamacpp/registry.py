@@ -34,6 +34,15 @@ class Keeping:
     reuse_min_chunk: int = 0
     n_ctx: int = 1 << 31
 
+    def marks(self, slid: bool) -> dict[str, int | bool | None]:
+        """What the file of a state says beside the model: where chunks may have moved it is not exact, and what slid belongs to
+        its sinks."""
+        names = [*(["moved_chunks"] if self.reuse_min_chunk else []), *(["n_sink", "n_ctx"] if slid else [])]
+        return {name: value for name, value in self.all_marks().items() if name in names}
+
+    def all_marks(self) -> dict[str, int | bool | None]:
+        return {"moved_chunks": self.reuse_min_chunk > 0, "n_sink": self.n_sink, "n_ctx": self.n_ctx}
+
     @property
     def n_slide(self) -> int:
         """Tokens that a full context drops at once: a quarter of what slides, so that a key is moved three times at most and
@@ -96,6 +105,20 @@ class Registry:
     def touch(self, sequence: Sequence) -> None:
         self._clock += 1
         sequence.last_use = self._clock
+
+    def rebuild(self) -> None:
+        """Empty the buffer, and believe of the sequences only what they mean and what was saved of them."""
+        self.backend.clear()
+        self.memory.renew()
+        self._tree, self._changed = PrefixTree(), {}
+        self.sequences[:] = [sequence for sequence in self.sequences if not sequence.closed]
+        for sequence in self.sequences:
+            sequence.seq_id, sequence.shares = None, False
+            sequence.moves.clear()
+            sequence.checkpoints = [c for c in sequence.checkpoints if c.stop <= len(sequence)]
+            if not sequence.is_saved:
+                sequence.saved, sequence.dropped = None, 0
+            self.changed(sequence)
 
     def check(self) -> None:
         """Raise `AssertionError` where the tree has another text of a sequence than the sequence."""

@@ -8,6 +8,7 @@ be cut into ranges (recurrent states, windows that dropped cells) a copy is one 
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +21,9 @@ if TYPE_CHECKING:
     from .state_folder import StateFolder
 
 __all__ = ["Saved", "SavedStates"]
+
+RETRY = 60.0
+"""Seconds in which nothing is written to a folder that refused."""
 
 logger = logging.getLogger(__name__)
 
@@ -78,7 +82,7 @@ class SavedStates:
     def __init__(self, max_bytes: int, folder: StateFolder | None = None) -> None:
         self.max_bytes = max_bytes
         self.folder = folder
-        self._full = False
+        self._retry_at = 0.0
 
     def read(self, part: Saved) -> memoryview:
         """The bytes of a part. Raises `StateError` where its file is gone or damaged."""
@@ -153,7 +157,9 @@ class SavedStates:
         evaluated again is not trusted to them."""
         if part.file is not None:
             return True
-        if self.folder is None or self._full or not users or any(sequence.has_embeddings for sequence in users):
+        if self.folder is None or time.monotonic() < self._retry_at:
+            return False
+        if not users or any(sequence.has_embeddings for sequence in users):
             return False
         sequence = max(users, key=len)  # a parked one that was truncated has forgotten some of the text
         if len(part.data or b"") > self.folder.max_bytes:
@@ -161,7 +167,7 @@ class SavedStates:
         try:
             part.file = self.folder.write(part, sequence.tokens, sequence.dropped)
         except StateError as error:
-            logger.warning("%s; nothing more is written to state_dir", error)
-            self._full = True
+            logger.warning("%s; nothing is written to state_dir for %d seconds", error, RETRY)
+            self._retry_at = time.monotonic() + RETRY
             return False
         return True

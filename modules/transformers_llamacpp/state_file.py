@@ -27,9 +27,12 @@ from typing import Any
 
 from .errors import StateError
 
-__all__ = ["SavedRow", "read_state", "write_state"]
+__all__ = ["WRITING", "SavedRow", "peek", "read_state", "write_state"]
 
 MAGIC, VERSION = b"LCPCACHE", 2
+WRITING = ".saving."
+"""What the name of a file that is being written begins with."""
+
 START = struct.Struct("<8sII")
 DIGEST = hashlib.sha256().digest_size
 
@@ -68,7 +71,7 @@ def write_state(path: Path, model: dict[str, Any], columns: int, rows: list[Save
         if path.exists() and not path.is_file():
             raise StateError(f"the cache cannot be saved to {path}: that is no file; name one, or a new one")
         digest = hashlib.sha256()
-        with tempfile.NamedTemporaryFile(dir=path.parent, prefix=".saving.", delete=False) as file:
+        with tempfile.NamedTemporaryFile(dir=path.parent, prefix=WRITING, delete=False) as file:
             temporary = file.name
             for part in _parts(header, rows):
                 digest.update(part)
@@ -91,9 +94,11 @@ def _parts(header: bytes, rows: list[SavedRow]) -> Iterator[bytes | memoryview]:
         yield from row.body()
 
 
-def read_state(path: Path, model: dict[str, Any] | None) -> tuple[int, list[SavedRow]]:
-    """Columns and rows. Raises `StateError` for a file of another kind, version or model (`None`: of any), and for a damaged
-    one."""
+def read_state(
+    path: Path, model: dict[str, Any], known: dict[str, Any] | None = None
+) -> tuple[int, list[SavedRow]]:
+    """Columns and rows. Raises `StateError` for a file of another kind, version or model, and for a damaged one. `known`: what
+    the model is beyond that, for files that depend on it."""
     try:
         if not path.is_file():
             raise StateError(f"no cache can be read from {path}: there is no such file")
@@ -104,11 +109,12 @@ def read_state(path: Path, model: dict[str, Any] | None) -> tuple[int, list[Save
     if hashlib.sha256(data[:-DIGEST]).digest() != data[-DIGEST:]:
         raise StateError(f"{path} is damaged or was cut off: its checksum is another one. Save the cache again")
     about = json.loads(bytes(data[START.size : START.size + length]))
-    known = about["model"] if model is None else model
-    if different := [name for name in {*about["model"], *known} if about["model"].get(name) != known.get(name)]:
+    wanted = about["model"]
+    known = model | {name: value for name, value in (known or {}).items() if name in wanted}
+    if different := [name for name in {*wanted, *known} if wanted.get(name) != known.get(name)]:
         raise StateError(
-            f"{path} was saved with another model: "
-            + "; ".join(f"{name} was {about['model'].get(name)!r} and is {known.get(name)!r}" for name in sorted(different))
+            f"{path} was saved with another model, or another setting: "
+            + "; ".join(f"{name} was {wanted.get(name)!r} and is {known.get(name)!r}" for name in sorted(different))
         )
     body, rows, at = data[START.size + length : -DIGEST], [], 0
     for n_tokens, n_mask, dropped, shapes in about["rows"]:
@@ -133,7 +139,7 @@ def peek(path: Path) -> tuple[dict[str, Any], array[int]]:
         length = _header_length(path, file.read(START.size))
         about = json.loads(file.read(length))
         tokens = array("i")
-        tokens.frombytes(file.read(4 * about["rows"][0][0]))
+        tokens.frombytes(file.read(min(4 * about["rows"][0][0], path.stat().st_size)))
     if sys.byteorder == "big":
         tokens.byteswap()
     return about, tokens

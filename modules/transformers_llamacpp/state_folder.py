@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import time
 from array import array
 from collections.abc import Iterator
 from contextlib import suppress
@@ -17,11 +18,14 @@ from typing import Any
 
 from .errors import StateError
 from .saved import Saved
-from .state_file import SavedRow, peek, read_state, write_state
+from .state_file import WRITING, SavedRow, peek, read_state, write_state
 
 __all__ = ["StateFolder"]
 
 SUFFIX = ".state"
+
+LEFT_BEHIND = 3600
+"""Seconds after which nobody is still writing a file."""
 
 
 class StateFolder:
@@ -32,15 +36,29 @@ class StateFolder:
     """
 
     def __init__(self, path: str | os.PathLike[str], fingerprint: dict[str, Any], max_bytes: int) -> None:
-        self.path = Path(path)
+        if not str(path):
+            raise StateError("state_dir='' names no folder")
+        self.path = Path(path).absolute()  # whoever changes the working directory does not mean this one
         self.max_bytes = max_bytes
         self._fingerprint = fingerprint
         try:
-            self.path.mkdir(parents=True, exist_ok=True, mode=0o700)
+            self._make()
         except (OSError, ValueError) as error:
             raise StateError(f"state_dir={str(path)!r} cannot be used: {error}") from error
         if not os.access(self.path, os.R_OK | os.W_OK | os.X_OK):
             raise StateError(f"state_dir={str(path)!r} cannot be used: it is not readable and writable")
+        self._sweep()
+        self._trim(None)
+
+    def _make(self) -> None:
+        self.path.mkdir(parents=True, exist_ok=True, mode=0o700)
+
+    def _sweep(self) -> None:
+        """Delete what processes that were killed while writing left behind; not what one may be writing now."""
+        for file in self.path.glob(f"{WRITING}*"):
+            with suppress(OSError):
+                if time.time() - file.stat().st_mtime > LEFT_BEHIND:
+                    file.unlink()
 
     def write(self, part: Saved, tokens: array[int], dropped: int) -> Path:
         """Keep `part.data`, the memory of positions of the text `tokens`; the file. Raises `StateError`."""
@@ -50,18 +68,29 @@ class StateFolder:
         with suppress(OSError):
             os.utime(file)
             return file
+        with suppress(OSError):  # it may have been deleted meanwhile
+            self._make()
         write_state(file, self._model(part.partial), 0, [row])
         self._trim(file)
         return file
 
     def read(self, part: Saved) -> memoryview:
-        """The bytes that were written. Raises `StateError` where they are gone or damaged, or others are in their place."""
+        """The bytes that were written. Raises `StateError` where they are gone or damaged, or others are in their place; such
+        a file is deleted, so that it can be written anew."""
         assert part.file is not None
-        _, rows = read_state(part.file, self._model(part.partial))
-        if len(rows) != 1 or len(rows[0].parts) != 1 or self._name(rows[0], part.partial) != part.file.name:
-            raise StateError(f"{part.file} holds another state than its name says")
+        try:
+            return self._read(part, part.file)
+        except StateError:
+            with suppress(OSError):
+                part.file.unlink()
+            raise
+
+    def _read(self, part: Saved, file: Path) -> memoryview:
+        _, rows = read_state(file, self._model(part.partial))
+        if len(rows) != 1 or len(rows[0].parts) != 1 or self._name(rows[0], part.partial) != file.name:
+            raise StateError(f"{file} holds another state than its name says")
         with suppress(OSError):
-            os.utime(part.file)
+            os.utime(file)
         return rows[0].parts[0][2]
 
     def _name(self, row: SavedRow, partial: bool) -> str:
@@ -105,13 +134,12 @@ class StateFolder:
         """Which part of which text a file holds; `None` for those of other models."""
         try:
             about, tokens = peek(file)
-            _, _, _, shapes = about["rows"][0]
-            start, stop, _ = shapes[0]
-        except (StateError, OSError, ValueError, KeyError, IndexError, TypeError):
-            return None
-        for partial in (False, True):
-            if about.get("model") == self._model(partial):
-                return tokens, Saved(int(start), int(stop), None, None, file, partial)
+            _, _, _, [[start, stop, _]] = about["rows"][0]
+            for partial in (False, True):
+                if about["model"] == self._model(partial):
+                    return tokens, Saved(int(start), int(stop), None, None, file, partial)
+        except (StateError, OSError, ValueError, LookupError, TypeError, OverflowError, RecursionError, MemoryError):
+            pass  # damaged, or of another kind; what is believed is checked as a whole when it is read
         return None
 
     def _model(self, partial: bool) -> dict[str, Any]:
@@ -121,19 +149,16 @@ class StateFolder:
         """All files of states, used longest ago first."""
         times: list[tuple[float, Path]] = []
         for file in self.path.glob(f"*{SUFFIX}"):
-            try:
-                times.append((file.stat().st_mtime, file))
-            except OSError:  # another process deleted it
-                continue
+            with suppress(OSError):  # another process may delete it
+                if file.is_file():
+                    times.append((file.stat().st_mtime, file))
         return [file for _, file in sorted(times)]
 
-    def _trim(self, but: Path) -> None:
+    def _trim(self, but: Path | None) -> None:
         sizes = {}
         for file in self._files():
-            try:
+            with suppress(OSError):
                 sizes[file] = file.stat().st_size
-            except OSError:
-                continue
         total = sum(sizes.values())
         for file, size in sizes.items():
             if total <= self.max_bytes:

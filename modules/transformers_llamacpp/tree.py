@@ -86,7 +86,8 @@ class PrefixTree(Generic[Owner]):
         return np.concatenate(parts[::-1])
 
     def matches(self, tokens: npt.NDArray[np.int32]) -> Iterator[tuple[int, Owner]]:
-        """`(shared, owner)` for every owner that shares at least one token, those who share most first.
+        """`(shared, owner)` for every owner that shares at least one token, those who share most first, and among them those
+        whose text ends there.
 
         The tree must not change meanwhile.
         """

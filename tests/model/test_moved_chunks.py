@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ import torch
 
 import tiny_gguf
 from conftest import F32
+from transformers_llamacpp import LlamaCppCache, StateError
 
 pytestmark = pytest.mark.once
 
@@ -83,6 +85,23 @@ def test_a_window_s_layers_move_too(load: Callable[..., Any], tiny_swa_path: Pat
     logits(model, old)
     logits(model, new)
     assert model.last_stats.reused_tokens == prefix + moved
+
+
+def test_what_moved_is_not_taken_for_exact(load: Callable[..., Any], tiny_llama_path: Path, tmp_path: Path) -> None:
+    old, new, _, _ = TEXTS["the oldest message dropped"]
+    options = {**F32, "state_dir": str(tmp_path / "states"), "host_cache_bytes": 0}
+    model = load(tiny_llama_path, **options, reuse_min_chunk=LEAST)
+    with closing(LlamaCppCache(model)) as cache:
+        logits(model, old)
+        model.generate(torch.tensor([new]), max_new_tokens=1, do_sample=False, cache=cache)
+        assert model.last_stats.reuse == "shifted"
+        cache.save(tmp_path / "moved")
+    model.close()
+    exact = load(tiny_llama_path, **options)
+    with pytest.raises(StateError, match="moved_chunks was True and is False"):
+        LlamaCppCache.load(exact, tmp_path / "moved")
+    logits(exact, [*new, 77])
+    assert exact.last_stats.reuse == "none"
 
 
 def test_off_by_default(tiny_llama: Any) -> None:

@@ -113,7 +113,7 @@ def test_another_model_another_type_and_a_smaller_context(
     tiny_llama(torch.tensor([TEXT * 4]), past_key_values=cache)
     cache.save(tmp_path / "mine")
     cache.close()
-    with pytest.raises(StateError, match="saved with another model: bytes was"):
+    with pytest.raises(StateError, match="saved with another model, or another setting: bytes was"):
         LlamaCppCache.load(tiny_swa, tmp_path / "mine")
     with pytest.raises(StateError, match="type_k was 'f32' and is 'f16'"):
         LlamaCppCache.load(load(tiny_llama_path, flash_attn=False), tmp_path / "mine")

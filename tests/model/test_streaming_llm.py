@@ -19,6 +19,7 @@ from transformers_llamacpp import (
     LlamaCppCache,
     LlamaCppConfig,
     OptionError,
+    StateError,
     UnsupportedFeatureError,
 )
 from transformers_llamacpp.batch import Batch
@@ -212,6 +213,21 @@ def test_a_slid_cache_is_saved_and_goes_on(model: Any, reference: list[int], tmp
         with evaluates(model, 1 + 49):
             [got] = say(model, [*PROMPT, *reference[:150]], 50, cache=cache)
         same(model, reference[150:200], got)
+
+
+def test_a_slid_cache_belongs_to_its_sinks(
+    model: Any, load: Callable[..., Any], path: Path, tmp_path: Path, reference: list[int]
+) -> None:
+    with closing(LlamaCppCache(model)) as cache:
+        say(model, PROMPT, 20, cache=cache)
+        cache.save(tmp_path / "whole")
+        say(model, [*PROMPT, *reference[:20]], 80, cache=cache)
+        cache.save(tmp_path / "slid")
+    other = load(path, **F32, n_ctx=128, n_cells=512, n_sink=16)
+    with pytest.raises(StateError, match="n_ctx was 64 and is 128; n_sink was 4 and is 16"):
+        LlamaCppCache.load(other, tmp_path / "slid")
+    with closing(LlamaCppCache.load(other, tmp_path / "whole")) as cache:
+        assert say(other, [*PROMPT, *reference[:20]], 20, cache=cache) == [reference[20:40]]
 
 
 def test_forks_of_a_cache_do_not_notice(model: Any, reference: list[int]) -> None:

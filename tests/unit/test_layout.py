@@ -15,7 +15,7 @@ ROOT = Path(__file__).resolve().parents[2]
 ENGINE = ROOT / "modules" / "transformers_llamacpp"
 
 LAYERS = (
-    {"errors", "options", "batch", "reuse"},
+    {"errors", "options", "batch", "reuse", "guarded_lock"},
     {"backend", "gguf_reader", "output_head"},
     {"native", "testing"},
     {"sequence"},

@@ -76,7 +76,7 @@ def test_longer_than_it_should_be(saved: Path) -> None:
 
 
 def test_another_model_says_what_differs(saved: Path) -> None:
-    with pytest.raises(StateError, match=r"another model: bytes was 7 and is 8; type_k was 'f16' and is 'q8_0'$"):
+    with pytest.raises(StateError, match=r"another setting: bytes was 7 and is 8; type_k was 'f16' and is 'q8_0'$"):
         read_state(saved, MODEL | {"type_k": "q8_0", "bytes": 8})
 
 

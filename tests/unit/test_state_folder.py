@@ -231,7 +231,7 @@ def test_a_full_disk_is_said_once(
     with caplog.at_level(logging.WARNING):
         leave(engine, [8] * 40, [7] * 40)
     [record] = caplog.records
-    assert "No space left on device; nothing more is written to state_dir" in record.message
+    assert "No space left on device; nothing is written to state_dir for 60 seconds" in record.message
     assert counts(say(engine, [*LONG, 9])[1]) == (40, 1), "what was written is read"
     assert [file.suffix for file in files(tmp_path)] == [".state"]
 

@@ -1,0 +1,28 @@
+"""The engine's lock, which knows whether what it guards was left in the middle."""
+
+from __future__ import annotations
+
+import threading
+from types import TracebackType
+
+__all__ = ["GuardedLock"]
+
+
+class GuardedLock:
+    """A reentrant lock. `interrupted`: an exception that may come between any two lines (`KeyboardInterrupt`, `SystemExit`)
+    left it, so that the books it guards may be half written."""
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()
+        self.interrupted = False
+
+    def __enter__(self) -> GuardedLock:
+        self._lock.acquire()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if kind is not None and not issubclass(kind, Exception):
+            self.interrupted = True
+        self._lock.release()
