@@ -124,7 +124,7 @@ class Engine:
                 for index, text in enumerate(tokens):
                     limit = min(first_output[index], len(text) - 1)
                     in_memory = 0 if cold else self.pool.match(text, limit).length
-                    leader, shared = self._leader(tokens, index, starts, limit)
+                    leader, shared = self._leader(tokens, index, limit)
                     sequence = self.pool.new()
                     made.append(sequence)
                     if leader is not None and shared > in_memory:
@@ -329,14 +329,11 @@ class Engine:
         self,
         tokens: list[npt.NDArray[np.int32]],
         index: int,
-        starts: list[tuple[Sequence, int | None]],
         limit: int,
     ) -> tuple[int | None, int]:
-        """The earlier text of this call, evaluated in the first wave, that shares the longest prefix with `index`."""
+        """The earlier text of this call that shares the longest prefix with `index`, of equals the first."""
         best, length = None, 0
-        for other, (_, leader) in enumerate(starts):
-            if leader is not None:
-                continue
+        for other in range(index):
             n = shared_prefix(tokens[other], tokens[index])
             if not n == len(tokens[other]) == len(tokens[index]):  # an equal text shares the answer too
                 n = min(n, limit)

@@ -76,13 +76,14 @@ class InvalidInputError(LlamaCppError, ValueError):
 
 
 class ContextOverflowError(LlamaCppError, ValueError):
-    """A sequence would hold `needed` tokens, and `n_ctx` is the most it may hold."""
+    """A sequence would hold `needed` tokens, and `n_ctx` is the most it may hold. `why`: why the context does not slide, where
+    the model has `n_sink`."""
 
-    def __init__(self, needed: int, n_ctx: int, row: int | None = None) -> None:
+    def __init__(self, needed: int, n_ctx: int, row: int | None = None, why: str = "") -> None:
         where = "" if row is None else f" (row {row})"
         super().__init__(
-            f"{needed} tokens do not fit into a context of {n_ctx}{where}. Load the model with "
-            f"LlamaCppConfig(n_ctx={needed}) or more, or shorten the prompt."
+            f"{needed} tokens do not fit into a context of {n_ctx}{where}{why and f', which does not slide: {why}'}. Load the "
+            f"model with LlamaCppConfig(n_ctx={needed}) or more, or shorten the prompt."
         )
         self.needed = needed
         self.n_ctx = n_ctx

@@ -239,23 +239,28 @@ class LlamaCppGenerationMixin:
         others = _other_side(generation_config, request, texts)
         length = kwargs.get("input_ids_length", 0)
         rows = (2 if others else 1) * len(texts.tokens) * _copies(generation_config)
-        n_ctx = self._limit(generation_config, rows)
+        n_ctx, why = self._limit(generation_config, rows)
         if n_ctx is not None:
             longest = max([*texts.lengths, *map(len, others)])
             if longest >= n_ctx:
-                raise ContextOverflowError(longest + 1, n_ctx)
-            _shorten(generation_config, length, n_ctx - longest, f"the context of n_ctx={n_ctx} is full")
+                raise ContextOverflowError(longest + 1, n_ctx, why=why)
+            full = f"the context of n_ctx={n_ctx} is full" + (why and f" and does not slide ({why})")
+            _shorten(generation_config, length, n_ctx - longest, full)
             self._fit_into_cells(generation_config, length, texts, others, request)
         return generation_config
 
-    def _limit(self, generation_config: Any, rows: int) -> int | None:
-        """The most tokens a row of this call may have; `None` where a full context slides (`n_sink`), so that it goes on
-        without end. That takes cells of its own for each row, which beams and candidates do not have."""
+    def _limit(self, generation_config: Any, rows: int) -> tuple[int | None, str]:
+        """The most tokens a row of this call may have, `None` where a full context slides (`n_sink`), so that it goes on
+        without end; and why it does not slide although it is asked to."""
         n_ctx: int = self.engine.n_ctx  # type: ignore[attr-defined]
+        n_cells = self.engine.backend.limits.n_cells  # type: ignore[attr-defined]
         if self.engine.pool.keeping.n_sink is None:  # type: ignore[attr-defined]
-            return n_ctx
-        shares = (generation_config.num_beams or 1) > 1 or contrastive.wants(generation_config)
-        return n_ctx if shares or rows * n_ctx > self.engine.backend.limits.n_cells else None  # type: ignore[attr-defined]
+            return n_ctx, ""
+        if (generation_config.num_beams or 1) > 1 or contrastive.wants(generation_config):
+            return n_ctx, "beams and the candidates of contrastive search share their cells, which would all move"
+        if rows * n_ctx > n_cells:
+            return n_ctx, f"{rows} rows need cells of their own, n_cells={rows * n_ctx}, and there are {n_cells}"
+        return None, ""
 
     def _fit_into_cells(self, config: Any, length: int, texts: Texts, others: list[Any], request: Request) -> None:
         """The rows of a call share `n_cells`. Where they may not be enough, it ends when they are full: beams, which share

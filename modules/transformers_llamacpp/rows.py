@@ -120,8 +120,11 @@ def feed_together(engine: Engine, parts: list[tuple[list[Sequence | None], Feed]
         ready: list[Sequence] = [s for s in sequences if s is not None]
         assert len(ready) == len(rows)
         _wave(engine, rows, ready, [i for i in range(len(rows)) if leaders[i] is None], lead, usage, bool(made))
-        late = [i for i in range(len(rows)) if leaders[i] is not None]
-        if late:
+        waves = [0] * len(rows)
+        for index, leader in enumerate(leaders):
+            waves[index] = 0 if leader is None else waves[leader] + 1
+        for wave in range(1, max(waves) + 1):
+            late = [index for index in range(len(rows)) if waves[index] == wave]
             _follow(engine, rows, ready, leaders, late, lead, usage)
     except BaseException:
         engine.release(made)

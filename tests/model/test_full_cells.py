@@ -248,3 +248,20 @@ def test_the_second_prompt_of_a_batch_is_evaluated_once_for_its_beams(large: Any
     rows = [common(50, 1, 2), common(50, 1, 3)]
     generate(large, rows, 5, num_beams=4)
     assert large.last_stats.evaluated_tokens == 50 + 49 + 8 * 4
+
+
+def test_rows_share_with_a_row_that_shares_itself(small: Any, large: Any) -> None:
+    """The first row shares little with the others, and these much among themselves: each token is evaluated once."""
+    system, more = text(10), text(60, 3)[1:]
+    rows = [[*system, *text(60, 5)], *([*system, *more, last] for last in (50, 51, 52))]
+    got = generate(small, rows, 20)
+    assert small.last_stats.evaluated_tokens == 11 + 59 + 58 + 3 + 4 * 19  # the first 11 are common
+    assert got == generate(large, rows, 20)
+
+
+def test_a_negative_prompt_is_evaluated_once_whatever_it_begins_with(small: Any, large: Any) -> None:
+    system, more = text(10), text(60, 3)[1:]
+    rows = [[*system, 60], [1, 70, 71, 72], [1, 80, 81]]
+    call = {"guidance_scale": 1.5, "negative_prompt_ids": torch.tensor([[*system, *more, 4, 4, 4, 4]])}
+    got = generate(small, rows, 10, **call)
+    assert got == generate(large, rows, 10, **call) and {len(row) for row in got} == {10}

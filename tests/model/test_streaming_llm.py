@@ -190,8 +190,8 @@ def test_guidance_slides_on_both_sides(model: Any) -> None:
 def test_what_shares_cells_ends_at_the_limit(model: Any, call: dict[str, Any], caplog: Any) -> None:
     with caplog.at_level(logging.WARNING, "transformers_llamacpp.generation"):
         [got] = say(model, PROMPT, FAR, **call)
-    assert len(got) <= N_CTX - len(PROMPT) and "n_ctx=64" in caplog.text
-    with pytest.raises(ContextOverflowError):
+    assert len(got) <= N_CTX - len(PROMPT) and "n_ctx=64 is full and does not slide (beams" in caplog.text
+    with pytest.raises(ContextOverflowError, match="which does not slide: beams"):
         say(model, LONG, 5, **call)
     say(model, PROMPT, 3)
 
@@ -200,6 +200,8 @@ def test_more_rows_than_cells_end_at_the_limit(load: Callable[..., Any], tiny_ll
     model = load(tiny_llama_path, **F32, n_ctx=200, n_cells=256, n_sink=SINK)
     got = say(model, [PROMPT, [1, *range(90, 99)]], 300)
     assert {len(row) for row in got} == {(256 - 19) // 2}
+    with pytest.raises(ContextOverflowError, match="n_cells=400, and there are 256"):
+        say(model, [LONG + LONG] * 2, 5)
     [alone] = say(model, PROMPT, 300)
     assert len(alone) == 300
 

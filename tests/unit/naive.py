@@ -88,7 +88,7 @@ def start_all(
     engine: Engine, texts: List[List[int]], usage: Usage, first_output: List[int] | None = None,
     beside: list[Sequence] | None = None, in_call: bool = False,
 ) -> tuple[list[Sequence], list[Job | None]]:  # fmt: skip
-    """Begin `texts` and evaluate what is left of them, in two waves as the model does.
+    """Begin `texts` and evaluate what is left of them, wave by wave as the model does.
 
     A job is `None` where an equal text of the same call has the answer already.
     """
@@ -98,25 +98,35 @@ def start_all(
     sequences = [sequence for sequence, _ in starts]
     jobs: list[Job | None] = [None] * len(texts)
     try:
-        first = [i for i, (_, leader) in enumerate(starts) if leader is None]
-        late = [i for i, (_, leader) in enumerate(starts) if leader is not None]
-        _wave(engine, texts, firsts, sequences, jobs, first, usage)
-        rest = []
-        for i in late:
-            leader = starts[i][1]
-            assert leader is not None and leader < i and leader in first
-            shared = shared_prefix(arrays[leader], arrays[i])
-            twin = shared == len(texts[i]) == len(texts[leader]) and firsts[i] == firsts[leader]
-            limit = len(texts[i]) if twin else min(shared, firsts[i], len(texts[i]) - 1)
-            copied = engine.share(sequences[leader], sequences[i], limit, usage, sequences)
-            assert copied <= limit
-            if copied < len(texts[i]):
-                rest.append(i)
-        _wave(engine, texts, firsts, sequences, jobs, rest, usage)
+        depths: list[int] = []
+        for i, (_, leader) in enumerate(starts):
+            assert leader is None or leader < i
+            depths.append(0 if leader is None else depths[leader] + 1)
+        _wave(engine, texts, firsts, sequences, jobs, [i for i, depth in enumerate(depths) if not depth], usage)
+        for depth in range(1, max(depths, default=0) + 1):
+            _follow(engine, texts, arrays, firsts, starts, jobs, [i for i, d in enumerate(depths) if d == depth], usage)
     except BaseException:
         engine.release(sequences)
         raise
     return sequences, jobs
+
+
+def _follow(
+    engine: Engine, texts: List[List[int]], arrays: list[npt.NDArray[np.int32]], firsts: List[int],
+    starts: List[tuple[Sequence, int | None]], jobs: list[Job | None], late: List[int], usage: Usage,
+) -> None:  # fmt: skip
+    sequences, rest = [sequence for sequence, _ in starts], []
+    for i in late:
+        leader = starts[i][1]
+        assert leader is not None
+        shared = shared_prefix(arrays[leader], arrays[i])
+        twin = shared == len(texts[i]) == len(texts[leader]) and firsts[i] == firsts[leader]
+        limit = len(texts[i]) if twin else min(shared, firsts[i], len(texts[i]) - 1)
+        copied = engine.share(sequences[leader], sequences[i], limit, usage, sequences)
+        assert copied <= limit
+        if copied < len(texts[i]):
+            rest.append(i)
+    _wave(engine, texts, firsts, sequences, jobs, rest, usage)
 
 
 def _wave(

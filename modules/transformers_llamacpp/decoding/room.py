@@ -38,14 +38,11 @@ class Sharing(enum.Enum):
 
 
 def cells_of(texts: List[Tokens], sharing: Sharing = Sharing.PREFIX) -> int:
-    """KV cells of texts that are evaluated in one call. A text starts from one that shares nothing with those before it, and
-    is evaluated at least at its last token, unless both are equal."""
-    cells, leaders = 0, list[Tokens]()
-    for text in texts:
-        shared = max((_shared(leader, text, sharing) for leader in leaders), default=0)
-        cells += len(text) - shared
-        if not shared:
-            leaders.append(text)
+    """KV cells of texts that are evaluated in one call. A text starts from the one before it that shares most with it, and is
+    evaluated at least at its last token, unless both are equal."""
+    cells = 0
+    for index, text in enumerate(texts):
+        cells += len(text) - max((_shared(leader, text, sharing) for leader in texts[:index]), default=0)
     return cells
 
 
