@@ -85,9 +85,9 @@ class Room:
         """Before a call starts: what is not in use moves to host memory. `sources` says what its new `texts` will start from;
         `busy`: what it goes on with; `alone`: no other call runs, so that held sequences are in nobody's use either.
 
-        A decode reads all cells up to the last one in use, whoever's they are, so that idle texts slow down the others. All
-        move, also what a text will go on with: it comes back at once, and its cells then lie at the front. Not worth it for
-        up to `SPARE` cells that no text can use. At most what may be kept is copied; what was used longest ago goes.
+        A decode reads all cells up to the last one in use, whoever's they are, so that idle texts slow down the others. Not
+        worth it for up to `SPARE` cells that no text can use; what a text starts from stays, unless it is longer by more than
+        that. At most what may be kept is copied; what was used longest ago goes.
 
         What lies scattered over a buffer that was fuller once moves too, and comes back together.
         """
@@ -97,15 +97,16 @@ class Room:
             return
         away = [s for s in resident if s not in busy and (alone or not s.held)]
         if sum(map(len, away)) > SPARE and self._burden(away, texts) > SPARE:
-            self._park_all(away, sources())
+            wanted = sources()
+            self._park_all([s for s in away if s not in wanted or self._burden([s], texts) > SPARE], wanted)
             used = self._note_span([s for s in resident if s.resident])
         if alone and self.memory.span > 2 * (used + SPARE):
             self.empty_buffer()
         self.trim()
 
     def _note_span(self, resident: Iterable[Sequence]) -> int:
-        """How many cells are in use, at most; what sequences share is counted for each."""
-        used = sum(map(len, resident))
+        """How many cells are in use; what several texts begin with counts once."""
+        used = self._burden(resident, [])
         self.memory.span = max(self.memory.span, used)
         return used
 
