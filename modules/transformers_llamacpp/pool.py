@@ -363,9 +363,10 @@ class SequencePool:
 
     def _can_cut(self, sequence: Sequence, n: int) -> bool:
         """A text can start from just the first `n` positions, without a checkpoint."""
+        limits = self.backend.limits
         if sequence.resident:
-            return not self.backend.limits.recurrent and self.memory.can_rewind(sequence, n)
-        return self.memory.divides
+            return not limits.recurrent and self.memory.can_rewind(sequence, n)
+        return self.memory.divides or not (limits.stateful or limits.n_swa)
 
     def _hand_over(self, source: Sequence, target: Sequence) -> None:
         """`target` becomes what the idle `source` was."""

@@ -86,8 +86,8 @@ class Room:
         `busy`: what it goes on with; `alone`: no other call runs, so that held sequences are in nobody's use either.
 
         A decode reads all cells up to the last one in use, whoever's they are, so that idle texts slow down the others. Not
-        worth it for up to `SPARE` cells that no text can use; what a text starts from stays, unless it is longer by more than
-        that. At most what may be kept is copied; what was used longest ago goes.
+        worth it for up to `SPARE` cells that no text can use, and an eighth of the longest text more; what a text starts from
+        stays, unless it is longer by more than that. At most what may be kept is copied; what was used longest ago goes.
 
         What lies scattered over a buffer that was fuller once moves too, and comes back together.
         """
@@ -96,9 +96,10 @@ class Room:
         if not self.keeps_states:
             return
         away = [s for s in resident if s not in busy and (alone or not s.held)]
-        if sum(map(len, away)) > SPARE and self._burden(away, texts) > SPARE:
+        spare = SPARE + max([*map(len, texts), *map(len, busy)], default=0) // 8
+        if sum(map(len, away)) > spare and self._burden(away, texts) > spare:
             wanted = sources()
-            self._park_all([s for s in away if s not in wanted or self._burden([s], texts) > SPARE], wanted)
+            self._park_all([s for s in away if s not in wanted or self._burden([s], texts) > spare], wanted)
             used = self._note_span([s for s in resident if s.resident])
         if alone and self.memory.span > 2 * (used + SPARE):
             self.empty_buffer()

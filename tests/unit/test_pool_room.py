@@ -125,3 +125,15 @@ def test_growth_that_loses_everything() -> None:
     engine.check()
     assert go_on(engine, first, [7]).evaluated_tokens == 7
     assert go_on(engine, copy, [8]).evaluated_tokens == 1  # it starts from the other
+
+
+def test_one_sequence_id_is_enough_for_what_was_saved() -> None:
+    engine = make(n_cells=64, n_seq_max=1, n_seq_limit=1)
+    first, _ = say(engine, [*A, 20, 21, 22])
+    engine.release([first])
+    second, _ = say(engine, [7] * 8)
+    engine.release([second])
+    third, usage = say(engine, [*A, 30, 31])
+    assert counts(usage) == (6, 2)
+    engine.release([third])
+    assert counts(say(engine, [*A, 20, 21, 22, 23])[1]) == (9, 1)
