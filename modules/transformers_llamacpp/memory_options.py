@@ -26,7 +26,7 @@ def check_memory_options(options: LlamaCppConfig, n_ctx: int, backend: Backend) 
                 if limits.recurrent
                 else "swa_full=False drops cells; load it with swa_full=True"
                 if limits.stateful
-                else "llama.cpp cannot shift the positions of this architecture"
+                else "the positions of this architecture are no rotations, or llama.cpp cannot shift them"
             )
             raise UnsupportedFeatureError(f"{name} is not possible with this model: {reason}", name)
     if options.n_sink is not None:

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 
+import tiny_architectures
 from compare import evaluates, same_greedy
 from conftest import F32
 from transformers_llamacpp import (
@@ -261,6 +262,13 @@ def test_a_memory_that_cannot_shift_is_an_error_at_loading(
     with pytest.raises(UnsupportedFeatureError, match=words) as caught:
         load(request.getfixturevalue(fixture), **options, **option)
     assert caught.value.feature in option
+
+
+@pytest.mark.parametrize("kind", ["gpt2", "bloom"])
+def test_positions_that_are_no_rotations(load: Callable[..., Any], tmp_path: Path, kind: str) -> None:
+    """llama.cpp would move the number of a position that is part of the key."""
+    with pytest.raises(UnsupportedFeatureError, match="no rotations"):
+        load(tiny_architectures.write(kind, tmp_path / "model.gguf"), n_sink=4)
 
 
 @pytest.mark.parametrize(

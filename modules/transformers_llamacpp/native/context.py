@@ -148,8 +148,7 @@ class NativeBackend:
             n_swa=int(llama_cpp.llama_model_n_swa(model.pointer)),
             swa_full=swa_kept,
             recurrent=model.has_state,
-            # a recurrent memory says it can, and shifts the number of its state only
-            can_shift=not model.has_state and bool(llama_cpp.llama_memory_can_shift(self._memory)),
+            can_shift=model.can_shift and bool(llama_cpp.llama_memory_can_shift(self._memory)),
         )
 
     def _make_batch(self, size: int) -> None:

@@ -20,6 +20,10 @@ from .vocab import NativeVocab, read_metadata
 __all__ = ["NativeModel"]
 
 
+NO_ROPE = -1
+"""`LLAMA_ROPE_TYPE_NONE`."""
+
+
 class NativeModel:
     """Owns a `llama_model`.
 
@@ -154,6 +158,12 @@ class NativeModel:
         return bool(
             llama_cpp.llama_model_is_recurrent(self.pointer) or llama_cpp.llama_model_is_hybrid(self.pointer)
         )
+
+    @property
+    def can_shift(self) -> bool:
+        """Positions are rotations of the keys, which a shift can turn further. llama.cpp's memory says it can shift also where
+        it moves nothing but a number: recurrent states, and positions that were added to the embeddings."""
+        return not self.has_state and int(llama_cpp.llama_model_rope_type(self.pointer)) != NO_ROPE
 
     @property
     def has_cells(self) -> bool:
