@@ -26,6 +26,8 @@ def check_memory_options(options: LlamaCppConfig, n_ctx: int, backend: Backend) 
                 if limits.recurrent
                 else "swa_full=False drops cells; load it with swa_full=True"
                 if limits.stateful
+                else "keys of type_k='bf16' cannot be rotated; load it with type_k='f16'"
+                if backend.fingerprint["type_k"] == "bf16"
                 else "the positions of this architecture are no rotations, or llama.cpp cannot shift them"
             )
             raise UnsupportedFeatureError(f"{name} is not possible with this model: {reason}", name)

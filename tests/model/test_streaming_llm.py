@@ -100,6 +100,18 @@ def test_far_beyond_the_context_at_one_decode_a_token(model: Any, reference: lis
     assert model.last_stats.decode_calls == FAR
 
 
+@pytest.mark.once
+@pytest.mark.parametrize(
+    "types",
+    [{"type_k": name} for name in ("f16", "q8_0", "q5_1", "q4_0", "iq4_nl")] + [{"flash_attn": True, "type_v": "q8_0"}],
+    ids=str,
+)
+def test_every_type_of_key_that_is_taken_can_slide(load: Callable[..., Any], smollm2_f32_path: Path, types: Any) -> None:
+    model = load(smollm2_f32_path, n_ctx=N_CTX, n_sink=SINK, **types)
+    [got] = say(model, PROMPT, N_CTX)
+    assert len(got) == N_CTX
+
+
 def test_a_prompt_beyond_the_context(model: Any, path: Path) -> None:
     with evaluates(model, len(LONG) + 20 - 1):
         [got] = say(model, LONG, 20)
@@ -253,6 +265,7 @@ def test_forks_of_a_cache_do_not_notice(model: Any, reference: list[int]) -> Non
         ("tiny_mamba_path", {}, "recurrent state"),
         ("tiny_hybrid_path", {}, "recurrent state"),
         ("tiny_swa_path", {"swa_full": False}, "swa_full=True"),
+        ("tiny_llama_path", {"type_k": "bf16"}, "type_k='f16'"),
     ],
 )
 @pytest.mark.parametrize("option", [{"n_sink": 4}, {"n_sink": 0}, {"reuse_min_chunk": 8}], ids=str)

@@ -148,7 +148,10 @@ class NativeBackend:
             n_swa=int(llama_cpp.llama_model_n_swa(model.pointer)),
             swa_full=swa_kept,
             recurrent=model.has_state,
-            can_shift=model.can_shift and bool(llama_cpp.llama_memory_can_shift(self._memory)),
+            # ggml aborts the process where it is to rotate BF16
+            can_shift=model.can_shift
+            and self._params.type_k != KV_TYPES["bf16"]
+            and bool(llama_cpp.llama_memory_can_shift(self._memory)),
         )
 
     def _make_batch(self, size: int) -> None:
