@@ -86,7 +86,7 @@ class Room:
         `busy`: what it goes on with; `alone`: no other call runs, so that held sequences are in nobody's use either.
 
         A decode reads all cells up to the last one in use, whoever's they are, so that idle texts slow down the others. Not
-        worth it for up to `SPARE` cells that no text can use, and an eighth of the longest text more; what a text starts from
+        worth it for up to `SPARE` cells that no text can use, and a sixteenth of the longest text more; what a text starts from
         stays, unless it is longer by more than that. At most what may be kept is copied; what was used longest ago goes.
 
         What lies scattered over a buffer that was fuller once moves too, and comes back together.
@@ -96,7 +96,7 @@ class Room:
         if not self.keeps_states:
             return
         away = [s for s in resident if s not in busy and (alone or not s.held)]
-        spare = SPARE + max([*map(len, texts), *map(len, busy)], default=0) // 8
+        spare = SPARE + max([*map(len, texts), *map(len, busy)], default=0) // 16
         if sum(map(len, away)) > spare and self._burden(away, texts) > spare:
             wanted = sources()
             self._park_all([s for s in away if s not in wanted or self._burden([s], texts) > spare], wanted)
