@@ -123,8 +123,8 @@ class Engine:
             try:
                 for index, text in enumerate(tokens):
                     limit = min(first_output[index], len(text) - 1)
-                    in_memory = 0 if cold else self.pool.match(text, limit).length
                     leader, shared = self._leader(tokens, index, limit)
+                    in_memory = 0 if cold or leader is None else self.pool.match(text, limit).length
                     sequence = self.pool.new()
                     made.append(sequence)
                     if leader is not None and shared > in_memory:
