@@ -21,7 +21,7 @@ from .cache import LlamaCppCache
 from .decoding import Guidance, GuidanceProcessor, check_scale, contrastive, method_for
 from .decoding.room import CellsFull, Room, Sharing, Texts, cells_of, read_texts
 from .errors import ContextOverflowError, InvalidInputError
-from .request import Request, current_request
+from .request import GenerateStats, Request, current_request
 
 if TYPE_CHECKING:
     from .native import NativeModel
@@ -92,7 +92,8 @@ class LlamaCppGenerationMixin:
             both sides against `n_cells`.
         prompt_lookup_num_tokens, max_matching_ngram_size: drafts from what the text says already, at most as many tokens.
         assistant_model: drafts; a `LlamaCppForCausalLM` or a causal model of transformers. With other tokens than this model
-            it needs `tokenizer` (this model's) and `assistant_tokenizer`. Without it `model.assistant_model` drafts, if set.
+            it needs `tokenizer` (this model's) and `assistant_tokenizer`. Without it `model.assistant_model` drafts, if set;
+            with `False` nobody does.
             `num_assistant_tokens`, `num_assistant_tokens_schedule` and `assistant_confidence_threshold` are this call's, else
             those of the assistant's generation config, which is never changed.
 
@@ -130,9 +131,14 @@ class LlamaCppGenerationMixin:
             for own in request.caches:
                 if own is not kept:
                     own.close()
-            self.last_stats = stats = request.stats(_new_tokens(output, request))
+            stats = request.stats(_new_tokens(output, request))
+            self._called(stats)
             if output is not None and not isinstance(output, torch.Tensor):
                 output.stats = stats
+
+    def _called(self, stats: GenerateStats) -> None:
+        """A `generate()` is over, on the thread that called it."""
+        self.last_stats = stats
 
     def _align(self, cache: Any, inputs: Any, kwargs: dict[str, Any]) -> None:
         """Make a passed-in cache hold a strict prefix of the input, where the input is the whole history."""
@@ -295,7 +301,9 @@ class LlamaCppGenerationMixin:
     def _get_logits_processor(self, generation_config: Any, *args: Any, **kwargs: Any) -> Any:
         """transformers' processors, with the guidance of its own (one more forward pass for each row and token) replaced."""
         check_scale(generation_config.guidance_scale)
-        processors = super()._get_logits_processor(generation_config, *args, **kwargs)  # type: ignore[misc]
+        # by name: text-generation-webui puts a function in the place of transformers' that takes it no other way
+        kwargs["generation_config"] = generation_config
+        processors = super()._get_logits_processor(*args, **kwargs)  # type: ignore[misc]
         request = current_request.get()
         if request is None or generation_config.guidance_scale in (None, 1):
             return processors

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from .errors import ModelLoadError, TokenizerError
 
-__all__ = ["SHARD", "GgufReader", "TensorPlace", "check_tokens", "shard_names", "tensor_places"]
+__all__ = ["SHARD", "GgufReader", "TensorPlace", "check_tokens", "context_length", "shard_names", "tensor_places"]
 
 SHARD = re.compile(r"^(?P<stem>.*)-(?P<number>\d{5})-of-(?P<total>\d{5})\.gguf$")
 
@@ -148,6 +148,20 @@ def _tokens(path: Path) -> list[bytes]:
             if reader.position > len(data):
                 break
     return []
+
+
+def context_length(path: Path) -> int:
+    """The tokens the model was trained for; 0 where the file does not say, or is damaged, which llama.cpp tells better."""
+    try:
+        with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+            reader = GgufReader(data, str(path))
+            for _ in range(reader.n_pairs):
+                if reader.string().endswith(b".context_length"):
+                    return reader.number() or 0
+                reader.skip_value()
+    except (TokenizerError, ValueError, OverflowError, struct.error, IndexError):
+        pass
+    return 0
 
 
 def shard_names(name: str) -> list[str]:

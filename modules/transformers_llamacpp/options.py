@@ -10,7 +10,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["OPTIONS", "OWN_OPTIONS", "Option", "option", "options_in"]
+from .errors import OptionError
+
+__all__ = ["OPTIONS", "OWN_OPTIONS", "Option", "option", "options_in", "parse"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,6 +119,43 @@ OPTIONS: tuple[Option, ...] = (
            "same bit for bit with prefix_reuse=False only; -1 draws a new seed each time.", "Seed", -1, 2**32 - 1, 1),
     Option("max_new_tokens", int, 512, "sampling", "Most tokens in one answer.", "Max new tokens", 1, 2**31 - 1, 1,
            "tokens"),
+    # -- ways of decoding: transformers' --------------------------------------------------------------------
+    Option("contrastive_search", bool, False, "contrastive", "Of the k most likely tokens take the one that repeats least of "
+           "what the text says already. Greedy: temperature and the other samplers rest.", "Contrastive search"),
+    Option("penalty_alpha", float, 0.6, "contrastive", "How much repetition counts against probability; 0 is plain greedy "
+           "search.", "Alpha", 0.0, 1.0, 0.05),
+    Option("contrastive_k", int, 4, "contrastive", "Candidates for each token. All are one decode, which costs as much as "
+           "writing that many texts at once.", "Candidates (k)", 2, 64, 1, "candidates"),
+    Option("guidance_scale", float, 1.0, "guidance", "Above 1 the answer follows the prompt closer, and away from the negative "
+           "prompt; 1 is off. Both sides are one decode, 1.2 to 1.5 times a plain one.", "Guidance scale", 0.0, 10.0, 0.05),
+    Option("negative_prompt", str, "", "guidance", "What the answer is to stay away from; without it, the last token of the "
+           "prompt.", "Negative prompt"),
+    Option("speculation", str, "draft model", "speculation", "Who guesses the next tokens, which the model then checks several "
+           "at a time. The text is that of plain decoding. Without a draft model, \"draft model\" is plain decoding.",
+           "Speculative decoding", choices=("off", "prompt lookup", "draft model", "both")),
+    Option("draft_model", str, "", "speculation", "A small GGUF that guesses; without it, the one chosen at loading "
+           "(model-draft).", "Draft model"),
+    Option("num_assistant_tokens", int, 0, "speculation", "Tokens in one draft; 0 takes those set at loading (draft-max) for a "
+           "draft model, and 10 for prompt lookup.", "Tokens per draft", 0, 64, 1, "tokens"),
+    Option("assistant_confidence_threshold", float, 0.4, "speculation", "A draft ends where the draft model is less sure of "
+           "its token than this.", "Confidence", 0.0, 1.0, 0.05),
+    Option("num_beams", int, 1, "beams", "Texts that are written side by side, of which the most probable is kept; 1 is off. "
+           "Nothing is shown before it is chosen.", "Beams", 1, 32, 1, "beams"),
+    Option("num_beam_groups", int, 1, "beams", "Groups of beams that keep away from each other's tokens; 1 is off.",
+           "Beam groups", 1, 32, 1, "groups"),
+    Option("diversity_penalty", float, 0.0, "beams", "How much a group avoids what the groups before it wrote.",
+           "Diversity penalty", 0.0, 10.0, 0.1),
+    Option("length_penalty", float, 1.0, "beams", "Above 0 favours longer beams, below 0 shorter ones.", "Length penalty",
+           -10.0, 10.0, 0.1),
+    Option("early_stopping", bool, False, "beams", "Stop as soon as there are as many finished texts as beams.",
+           "Early stopping"),
+    Option("min_new_tokens", int, 0, "other", "The answer does not end before it has this many tokens.", "Min new tokens",
+           0, 4096, 1, "tokens"),
+    Option("dola_layers", str, "off", "other", "DoLa: contrast the last layer with earlier ones, so that less is made up; "
+           "\"high\" for short answers, \"low\" for long ones.", "DoLa", choices=("off", "low", "high")),
+    # -- adapters: at loading -------------------------------------------------------------------------------
+    Option("lora_path", str, "", "adapter", "A LoRA as a GGUF file, applied when the model is loaded.", "LoRA"),
+    Option("lora_scale", float, 1.0, "adapter", "How strongly the LoRA counts.", "LoRA scale", -10.0, 10.0, 0.05),
 )
 
 OWN_OPTIONS: dict[str, Option] = {entry.name: entry for entry in OPTIONS if entry.own}
@@ -130,6 +169,20 @@ def option(name: str) -> Option:
     raise KeyError(name)
 
 
+def parse(entry: Option, text: str) -> Any:
+    """The value that `text` stands for, as on a command line or in a request. Raises `OptionError`."""
+    words = {"true": True, "on": True, "yes": True, "1": True, "false": False, "off": False, "no": False, "0": False}
+    try:
+        value = words[text.strip().lower()] if entry.kind is bool else entry.kind(text)
+    except (KeyError, ValueError):
+        kind = "yes or no" if entry.kind is bool else "number"
+        raise OptionError(f"{entry.name}={text!r} is no {kind}", entry.name) from None
+    if wrong := entry.check(value):
+        raise OptionError(wrong, entry.name)
+    return value
+
+
 def options_in(group: str) -> tuple[Option, ...]:
-    """All options of a group: "context", "model" or "sampling", in the order of the table."""
+    """All options of a group, in the order of the table: "context", "model", "adapter" (loading), "sampling", "contrastive",
+    "guidance", "speculation", "beams", "other" (ways of decoding)."""
     return tuple(entry for entry in OPTIONS if entry.group == group)

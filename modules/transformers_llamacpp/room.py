@@ -106,10 +106,14 @@ class Room:
         self.trim()
 
     def _note_span(self, resident: Iterable[Sequence]) -> int:
-        """How many cells are in use; what several texts begin with counts once."""
-        used = self._burden(resident, [])
+        """How many cells are in use."""
+        used = self.cells_of(resident)
         self.memory.span = max(self.memory.span, used)
         return used
+
+    def cells_of(self, resident: Iterable[Sequence]) -> int:
+        """Cells that these hold; what several begin with counts once."""
+        return self._burden(resident, [])
 
     def _park_all(self, away: list[Sequence], sources: list[Sequence]) -> None:
         room = self.states.max_bytes

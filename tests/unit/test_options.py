@@ -28,7 +28,7 @@ from transformers_llamacpp.native.params import (
 from transformers_llamacpp.options import OPTIONS, OWN_OPTIONS, option, options_in
 from unit.params_table import ATTRIBUTES, CALLBACKS, FIELDS, POINTED_TO, field_value
 
-GROUPS = ("context", "model", "sampling")
+GROUPS = ("context", "model", "sampling", "contrastive", "guidance", "speculation", "beams", "other", "adapter")
 DESIGNED = {  # DESIGN 1.2
     "n_ctx": 4096, "n_cells": None, "n_seq_max": None, "host_cache_bytes": 1 << 30, "prefix_reuse": True,
     "n_sink": None, "reuse_min_chunk": 0, "state_dir": None, "state_dir_bytes": 10 << 30,

@@ -53,8 +53,10 @@ class Speculation:
         """From the arguments of `generate()`, out of which the assistant and its tokenizer are taken."""
         assistant = kwargs.pop("assistant_model", None)
         tokenizer, its_tokenizer = kwargs.get("tokenizer"), kwargs.pop("assistant_tokenizer", None)
-        asked = assistant is not None
-        if not asked and model.assistant_model is not None:
+        asked = assistant is not None and assistant is not False
+        if assistant is False:
+            assistant = None
+        elif not asked and model.assistant_model is not None:
             assistant = model.assistant_model
             its_tokenizer = its_tokenizer or model.assistant_tokenizer
             if its_tokenizer is not None and tokenizer is None:

@@ -1,0 +1,111 @@
+"""One request of the webui, on its way through `generate_reply` to `generate()` and back.
+
+The webui hands `generate()` nothing but its arguments, runs it in a thread of its own, and answers every failure with an
+empty text. A `WebuiCall` travels along as one of the logits processors: it tells the model that nobody listens any more,
+and tells the caller what went wrong.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable
+from contextvars import ContextVar
+from typing import Any
+
+import torch
+from transformers import LogitsProcessor, LogitsProcessorList, StoppingCriteriaList
+
+from ..request import GenerateStats
+
+__all__ = ["Feed", "WebuiCall", "current_call", "split_criteria", "take_call"]
+
+GROW = 256
+"""Tokens a streamed text has room for beyond what it holds, when it grows."""
+
+
+class WebuiCall(LogitsProcessor):
+    """`stopped()` is asked between decodes. `error` is what `generate()` raised, `stats` what it did."""
+
+    def __init__(self, stop_event: threading.Event | None = None) -> None:
+        self._stop_event = stop_event
+        self._closed = False
+        self.error: BaseException | None = None
+        self.stats: GenerateStats | None = None
+
+    def close(self) -> None:
+        """Nobody listens any more: a decode that runs is the last one."""
+        self._closed = True
+
+    def stopped(self) -> bool:
+        return self._closed or (self._stop_event is not None and self._stop_event.is_set())
+
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        return scores
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> WebuiCall:
+        """The webui copies what a request consists of, and this is the request."""
+        return self
+
+    def __repr__(self) -> str:
+        return f"WebuiCall(stopped={self.stopped()})"
+
+
+current_call: ContextVar[WebuiCall | None] = ContextVar("transformers_llamacpp_webui_call", default=None)
+
+
+def take_call(arguments: dict[str, Any]) -> WebuiCall:
+    """Out of `logits_processor`; a fresh one where `generate()` was called by something else than the webui."""
+    processors = arguments.get("logits_processor") or ()
+    found = [one for one in processors if isinstance(one, WebuiCall)]
+    if found:
+        arguments["logits_processor"] = LogitsProcessorList([one for one in processors if one not in found])
+    return found[0] if found else WebuiCall()
+
+
+def split_criteria(criteria: Iterable[Any] | None) -> tuple[list[Callable[[torch.Tensor], None]], StoppingCriteriaList]:
+    """The callbacks of criteria that are there to stream, and the criteria that are left.
+
+    The webui streams from a stopping criterion with a `callback_func`. Criteria are also called with texts that are given
+    up again (beams, and in transformers' loops unverified drafts), so that a reader would see them.
+    """
+    callbacks, others = [], StoppingCriteriaList()
+    for criterion in criteria or ():
+        callback = getattr(criterion, "callback_func", None)
+        if callback is None:
+            others.append(criterion)
+        else:
+            callbacks.append(callback)
+    return callbacks, others
+
+
+class Feed:
+    """A streamer for the webui's callbacks, which take the whole text so far as int64 `(length,)`.
+
+    `hidden`: end tokens that the webui does not know as such, and would show.
+    """
+
+    def __init__(self, callbacks: list[Callable[[torch.Tensor], None]], hidden: frozenset[int]) -> None:
+        self._callbacks, self._hidden = callbacks, hidden
+        self._ids = torch.empty(0, dtype=torch.int64)
+        self._length = 0
+        self._prompt_seen = False
+
+    def put(self, value: torch.Tensor) -> None:
+        """transformers' streamers get the prompt first, then each token."""
+        tokens = value.reshape(-1)
+        if self._length + len(tokens) > len(self._ids):
+            grown = torch.empty(self._length + len(tokens) + max(GROW, self._length), dtype=torch.int64)
+            grown[: self._length] = self._ids[: self._length]  # the old one stays as it is for who still reads it
+            self._ids = grown
+        self._ids[self._length : self._length + len(tokens)] = tokens
+        self._length += len(tokens)
+        if self._prompt_seen and not (len(tokens) == 1 and int(tokens[0]) in self._hidden):
+            self.show(self._ids[: self._length])
+        self._prompt_seen = True
+
+    def show(self, text: torch.Tensor) -> None:
+        for callback in self._callbacks:
+            callback(text)
+
+    def end(self) -> None:
+        """Nothing is kept back."""
