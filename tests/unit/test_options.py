@@ -65,7 +65,10 @@ def test_the_table_as_a_whole() -> None:
         option("nothing")
 
 
-@pytest.mark.parametrize("entry", [e for e in OPTIONS if e.group != "sampling"], ids=lambda entry: entry.name)
+LOADING = ("context", "model", "adapter")
+
+
+@pytest.mark.parametrize("entry", [e for e in OPTIONS if e.group in LOADING], ids=lambda entry: entry.name)
 def test_the_loader_takes_what_the_table_shows(entry: Any) -> None:
     assert entry.name in accepted_names()
     for value in (entry.default, entry.minimum, *entry.choices):
