@@ -5,9 +5,8 @@
     register()                                       # the webui knows the loader from now on
     model, tokenizer = LlamacppHF.from_pretrained("model.gguf")
 
-Nothing of the webui is edited. `register()` adds the loader to its tables and puts functions of its own in the place of
-those that know a fixed list of loaders, wherever they were imported. Without llama-cpp-python the loader is there all the
-same, and says at loading what is missing.
+Nothing of the webui is edited: `llamacpp_hf_seams.py`, beside this file, registers the loader. Without llama-cpp-python the
+loader is there all the same, and says at loading what is missing.
 """
 
 from __future__ import annotations
@@ -15,30 +14,19 @@ from __future__ import annotations
 import functools
 import importlib
 import importlib.util
-import json
-import re
 import sys
-import time
-from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
-import yaml
-from modules import loaders, models, models_settings, shared, text_generation, utils
-from modules.logging_colors import logger
+from modules import shared, utils
 
 __all__ = ["LOADER", "LlamacppHF", "engine", "panel", "problem", "register", "settings", "take_over"]
 
 LOADER = "llamacpp_HF"
 ENGINE = "transformers_llamacpp"
-
-LOAD_PARAMETERS = [
-    "gpu_layers", "threads", "threads_batch", "batch_size", "ubatch_size", "ctx_size", "cache_type", "tensor_split",
-    "split_mode", "no_kv_offload", "no_mmap", "mlock", "numa", "streaming_llm", "cfg_cache", "model_draft", "draft_max",
-    "gpu_layers_draft", "ctx_size_draft", "speculative_decoding_accordion",
-]  # fmt: skip
-"""Elements of the Model tab that this loader reads."""
-
+SEAMS = "modules.llamacpp_hf_seams"
+HERE = Path(__file__).resolve().parent
 
 # -- the engine --------------------------------------------------------------------------------------------------------
 
@@ -50,20 +38,28 @@ def engine(module: str = "") -> Any:
     cure where llama-cpp-python is missing.
     """
     if ENGINE not in sys.modules and importlib.util.find_spec(ENGINE) is None:
-        folder = Path(__file__).resolve().parent / ENGINE
-        spec = importlib.util.spec_from_file_location(
-            ENGINE, folder / "__init__.py", submodule_search_locations=[str(folder)]
-        )
-        if spec is None or spec.loader is None or not folder.is_dir():
-            raise ImportError(f"the {LOADER} loader needs the package {ENGINE}, installed or in {folder}")
-        package = sys.modules[ENGINE] = importlib.util.module_from_spec(spec)
-        try:
-            spec.loader.exec_module(package)
-        except BaseException:
-            for name in [name for name in sys.modules if name.partition(".")[0] == ENGINE]:
-                del sys.modules[name]
-            raise
+        _load_file(ENGINE, HERE / ENGINE / "__init__.py")
     return importlib.import_module(f"{ENGINE}.{module}" if module else ENGINE)
+
+
+def _load_file(name: str, file: Path) -> ModuleType:
+    """The module in `file`, under `name`. Raises `ImportError`."""
+    folders = [str(file.parent)] if file.name == "__init__.py" else None
+    spec = importlib.util.spec_from_file_location(name, file, submodule_search_locations=folders)
+    if spec is None or spec.loader is None or not file.is_file():
+        raise ImportError(f"the {LOADER} loader needs {name}, installed or in {file}")
+    module = sys.modules[name] = importlib.util.module_from_spec(spec)
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        for broken in [other for other in sys.modules if other == name or other.startswith(f"{name}.")]:
+            del sys.modules[broken]
+        raise
+    return module
+
+
+def _seams() -> Any:
+    return sys.modules.get(SEAMS) or _load_file(SEAMS, HERE / "llamacpp_hf_seams.py")
 
 
 def problem() -> str | None:
@@ -106,7 +102,12 @@ class LlamacppHF(_Model):
         def find_draft(name: str) -> tuple[Path, dict[str, Any]]:
             return files.resolve_gguf(utils.resolve_model_path(name)), loading.draft_options(shared.args, options["n_ctx"])
 
-        model = cls.open(path, options, settings(), find_draft)
+        try:
+            model = cls.open(path, options, settings(), find_draft)
+        except engine("errors").UnsupportedFeatureError as error:
+            if shared.args.streaming_llm and error.feature in ("n_sink", "reuse_min_chunk"):
+                raise type(error)(f"streaming-llm, which sets n_sink and reuse_min_chunk: {error}", error.feature) from error
+            raise
         try:
             if draft := loading.wanted_draft(shared.args):
                 model.use_draft(draft, shared.args.draft_max)
@@ -116,381 +117,20 @@ class LlamacppHF(_Model):
             raise
 
 
-# -- what is remembered ------------------------------------------------------------------------------------------------
+@functools.cache
+def panel() -> Any:
+    """What the tab of the extension shows and does (`transformers_llamacpp.webui.panel.Panel`)."""
 
-
-class _Remembered:
-    """The models whose saved loader is this one. The webui's own file must not name it: where the extension is off, the
-    webui would not start with it."""
-
-    def file(self) -> Path:
-        return folder() / "loaders.json"
-
-    def all(self) -> dict[str, str]:
-        try:
-            found = json.loads(self.file().read_text(encoding="utf-8"))
-            return found if isinstance(found, dict) else {}
-        except (OSError, ValueError):
-            return {}
-
-    def __contains__(self, model: Any) -> bool:
-        name = Path(str(model)).name.lower()
-        return any(value == LOADER and re.match(pattern.lower(), name) for pattern, value in self.all().items())
-
-    def set(self, pattern: str, ours: bool) -> None:
-        found = self.all()
-        if (found.get(pattern) == LOADER) == ours:
-            return
-        found.pop(pattern, None)
-        if ours:
-            found[pattern] = LOADER
-        self.file().parent.mkdir(parents=True, exist_ok=True)
-        self.file().write_text(json.dumps(found, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
-
-
-remembered = _Remembered()
-
-
-class _Failure:
-    """Why the last load failed, for the page and the API; "" after one that did not."""
-
-    message = ""
-
-
-def _is_ours(loader: Any) -> bool:
-    return re.sub(r"[^a-z]", "", str(loader).lower()) == "llamacpphf"
-
-
-def _have_model() -> bool:
-    return shared.model is not None and isinstance(shared.model, LlamacppHF)
-
-
-# -- registration ------------------------------------------------------------------------------------------------------
-
-_replaced: dict[str, tuple[Any, Any]] = {}
-
-
-def _replace(module: Any, name: str, make: Callable[[Any], Any]) -> None:
-    """Put `make(function)` in the function's place, in its module and in all that imported it by name. Once; called again
-    it looks for what was imported since."""
-    key = f"{module.__name__}.{name}"
-    if key not in _replaced:
-        old = getattr(module, name)
-        _replaced[key] = old, functools.wraps(old)(make(old))
-    old, new = _replaced[key]
-    for other in list(sys.modules.values()):
-        for attribute, value in list(getattr(other, "__dict__", {}).items()):
-            if value is old and other is not sys.modules[__name__]:
-                setattr(other, attribute, new)
+    seams = _seams()
+    return engine("webui.panel").Panel(settings(), seams.loaded_model, seams.failure, seams.load_again)
 
 
 def register() -> None:
-    """Make the loader known. Idempotent, and called again after the page's modules were imported."""
-    loaders.loaders_and_params[LOADER] = LOAD_PARAMETERS
-    loaders.loaders_samplers[LOADER] = loaders.transformers_samplers() - {"static_cache"}
-    for cached in (loaders.list_all_samplers, loaders.get_all_params, loaders.list_model_elements):
-        cached.cache_clear()
-    _replace(shared, "fix_loader_name", _fix_loader_name)
-    if shared.args.loader is None and _is_ours(shared.original_args.loader):
-        shared.args.loader = shared.original_args.loader = LOADER
-    _clean_user_config()
-    _replace(models, "load_model", _load_model)
-    _replace(models, "unload_model", _unload_model)
-    _replace(models_settings, "get_model_metadata", _get_model_metadata)
-    _replace(models_settings, "apply_model_settings_to_state", _apply_model_settings_to_state)
-    _replace(models_settings, "save_model_settings", _save_model_settings)
-    _replace(importlib.import_module("modules.LoRA"), "add_lora_to_model", _add_lora_to_model)
-    _replace(text_generation, "generate_reply", _generate_reply)
-    _replace(text_generation, "encode", _encode)
-    _replace(utils, "check_model_loaded", _check_model_loaded)
-    if (menu := sys.modules.get("modules.ui_model_menu")) is not None:
-        _replace(menu, "update_truncation_length", _update_truncation_length)
-        _replace(menu, "load_model_wrapper", _load_model_wrapper)
-    if getattr(shared.args, "api", False) or getattr(shared.args, "public_api", False):
-        _register_api(importlib.import_module("modules.api.script"))
+    """Make the loader known to the webui. Idempotent, and called again after the page's modules were imported."""
+    _seams().register()
 
 
 def take_over() -> None:
     """Load the model of the command line, where it asked for this loader: the webui, which did not know it then, loaded the
     model with another one, or none."""
-    name = shared.model_name
-    provided = "loader" in shared.provided_arguments
-    wanted = _is_ours(shared.original_args.loader) if provided else name not in (None, "None") and name in remembered
-    if not wanted:
-        return
-    shared.args.loader = LOADER
-    if name in (None, "None") or _have_model() or _Failure.message:
-        return
-    models.unload_model(keep_model_name=True)
-    try:
-        shared.model, shared.tokenizer = models.load_model(name, LOADER)
-    except Exception:
-        logger.error(_Failure.message)
-
-
-def _fix_loader_name(old: Any) -> Any:
-    return lambda name: LOADER if _is_ours(name) else old(name)
-
-
-def _clean_user_config() -> None:
-    """Take our name out of the webui's file of saved settings, where webuis of before April 2025 wrote it."""
-    config = shared.load_user_config() or {}
-    patterns = [key for key, saved in config.items() if isinstance(saved, dict) and _is_ours(saved.get("loader"))]
-    if patterns:
-        for pattern in patterns:
-            del config[pattern]["loader"]
-            remembered.set(pattern, True)
-        _write_user_config(config)
-        logger.info(f"{LOADER}: remembers the loader of {', '.join(patterns)} in {remembered.file()} from now on")
-    for saved in shared.user_config.values():
-        if isinstance(saved, dict) and _is_ours(saved.get("loader")):
-            del saved["loader"]
-
-
-def _write_user_config(config: Any) -> Path:
-    path = Path(shared.args.model_dir) / "config-user.yaml"
-    path.write_text(yaml.dump(dict(config), sort_keys=False), encoding="utf-8")
-    return path
-
-
-@functools.cache
-def panel() -> Any:
-    """What the tab of the extension shows and does (`transformers_llamacpp.webui.panel.Panel`)."""
-
-    def load() -> None:
-        name = shared.model_name
-        models.unload_model(keep_model_name=True)
-        shared.model, shared.tokenizer = models.load_model(name, LOADER)
-
-    def loaded() -> Any:
-        return shared.model if _have_model() else None
-
-    return engine("webui.panel").Panel(settings(), loaded, lambda: _Failure.message, load)
-
-
-# -- loading -----------------------------------------------------------------------------------------------------------
-
-
-def _load_model(old: Any) -> Any:
-    def load_model(model_name: str, loader: str | None = None) -> Any:
-        chosen = loader or shared.args.loader or (LOADER if model_name in remembered else None)
-        _Failure.message = ""
-        if not _is_ours(chosen):
-            return old(model_name, loader)
-        try:
-            return _load(model_name)
-        except Exception as error:
-            _Failure.message = f"{model_name} could not be loaded with {LOADER}: {' '.join(str(error).split())}"
-            raise
-
-    return load_model
-
-
-def _load(model_name: str) -> tuple[Any, Any]:
-    logger.info(f'Loading "{model_name}" with {LOADER}')
-    began = time.time()
-    shared.is_seq2seq = False
-    shared.model_name = model_name
-    shared.args.loader = LOADER
-    if reason := problem():
-        raise ImportError(reason)
-    importlib.import_module("modules.transformers_loader")  # quietens transformers, which generation would do anyway
-    importlib.import_module("modules.sampler_hijack").hijack_samplers()  # before the model makes its GenerationConfig
-    metadata = models_settings.get_model_metadata(model_name)
-    model, tokenizer = LlamacppHF.from_pretrained(model_name)
-    shared.settings.update({name: value for name, value in metadata.items() if name in shared.settings})
-    shared.settings["truncation_length"] = model.config.max_position_embeddings
-    shared.is_multimodal = False
-    logger.info(f'Loaded "{model_name}" in {time.time() - began:.2f} seconds, {model.config.max_position_embeddings} tokens')
-    return model, tokenizer
-
-
-def _unload_model(old: Any) -> Any:
-    def unload_model(keep_model_name: bool = False) -> None:
-        if _have_model():
-            shared.model.unload()
-        old(keep_model_name)
-
-    return unload_model
-
-
-def _add_lora_to_model(old: Any) -> Any:
-    def add_lora_to_model(lora_names: list[str]) -> None:
-        if not _have_model():
-            old(lora_names)
-        elif lora_names:
-            raise engine("errors").UnsupportedFeatureError(
-                f"{LOADER} takes a LoRA as a GGUF file when it loads the model: name it in the {LOADER} tab and load again"
-            )
-
-    return add_lora_to_model
-
-
-def _get_model_metadata(old: Any) -> Any:
-    def get_model_metadata(model: Any) -> Any:
-        found = old(model)
-        return {**found, "loader": LOADER} if found.get("loader") == "llama.cpp" and model in remembered else found
-
-    return get_model_metadata
-
-
-# -- the Model tab -----------------------------------------------------------------------------------------------------
-
-
-def _apply_model_settings_to_state(old: Any) -> Any:
-    def apply_model_settings_to_state(model: Any, state: dict[str, Any]) -> dict[str, Any]:
-        before = state.get("loader")
-        state = old(model, state)
-        chosen = any(
-            "loader" in saved for pattern, saved in shared.user_config.items()
-            if re.match(pattern.lower(), Path(str(model)).name.lower())
-        )  # fmt: skip
-        if _is_ours(before) and state.get("loader") == "llama.cpp" and not chosen:
-            state["loader"] = LOADER
-        elif _is_ours(state.get("loader")):
-            found = models_settings.get_model_metadata(model)
-            if "gpu_layers" in found:
-                gr = importlib.import_module("gradio")
-                state["gpu_layers"] = gr.update(value=found["gpu_layers"], maximum=found.get("max_gpu_layers", 256))
-        return state
-
-    return apply_model_settings_to_state
-
-
-def _save_model_settings(old: Any) -> Any:
-    def save_model_settings(model: str, state: dict[str, Any]) -> Iterator[str]:
-        pattern = Path(str(model)).name + "$"
-        if model == "None" or not _is_ours(state.get("loader")):
-            if model != "None":
-                remembered.set(pattern, False)
-            yield from old(model, state)
-            return
-        config = dict(shared.load_user_config() or {})
-        entry = {name: value for name, value in (config.get(pattern) or {}).items() if name != "loader"}
-        names = [name for name in loaders.list_model_elements() if name in LOAD_PARAMETERS and name in state]
-        config[pattern] = entry | {name: state[name] for name in names}
-        shared.user_config = config
-        path = _write_user_config(config)
-        remembered.set(pattern, True)
-        yield f"Settings for `{model}` saved to `{path}`, its loader to `{remembered.file()}`."
-
-    return save_model_settings
-
-
-def _update_truncation_length(old: Any) -> Any:
-    def update_truncation_length(current_length: Any, state: dict[str, Any]) -> Any:
-        if _is_ours(state.get("loader")) and _have_model():
-            return shared.settings["truncation_length"]
-        return old(current_length, state)
-
-    return update_truncation_length
-
-
-def _load_model_wrapper(old: Any) -> Any:
-    def load_model_wrapper(selected_model: str, loader: str, autoload: bool = False) -> Iterator[str]:
-        for text in old(selected_model, loader, autoload):
-            failed = autoload and _Failure.message and not text.startswith("Loading")
-            yield f"### Not loaded\n\n{_Failure.message}" if failed else text
-
-    return load_model_wrapper
-
-
-# -- generation --------------------------------------------------------------------------------------------------------
-
-
-def _generate_reply(old: Any) -> Any:
-    def generate_reply(*args: Any, **kwargs: Any) -> Iterator[str]:
-        for_ui = bool(kwargs.get("for_ui"))
-        if shared.model is None and _Failure.message:
-            raise _told(RuntimeError(_Failure.message), for_ui)
-        if not _is_ours(shared.args.loader) or problem():
-            yield from old(*args, **kwargs)
-            return
-        state = args[1] if len(args) > 1 else kwargs["state"]
-        call = engine("webui.call").WebuiCall(state.get("stop_event"))
-        # a list of its own: the webui appends to the one it is given, which several calls may share
-        processors = importlib.import_module("transformers").LogitsProcessorList([*_listed(state), call])
-        state = {**state, "logits_processor": processors}
-        if len(args) > 1:
-            args = (args[0], state, *args[2:])
-        else:
-            kwargs["state"] = state
-        try:
-            yield from old(*args, **kwargs)
-        except engine("errors").LlamaCppError as error:  # loading again after the idle time
-            raise _told(error, for_ui) from error
-        finally:
-            call.close()
-        if call.error is not None and type(call.error).__name__ != "StopNowException":
-            raise _told(call.error, for_ui) from call.error
-
-    return generate_reply
-
-
-def _listed(state: dict[str, Any]) -> list[Any]:
-    given = state.get("logits_processor")
-    return [] if given is None else list(given) if isinstance(given, list) else [given]
-
-
-def _told(error: BaseException, for_ui: bool) -> BaseException:
-    """The error as who asked can show it: the page in a toast, the API as an HTTP status and JSON."""
-    message = " ".join(str(error).split()) or type(error).__name__
-    if isinstance(error, engine("errors").ContextOverflowError):
-        message = (
-            f"{error.needed} tokens do not fit into a context of {error.n_ctx}: load the model with ctx-size {error.needed} or "
-            "more, or lower truncation_length, which shortens the prompt."
-        )
-    if for_ui:
-        return importlib.import_module("gradio").Error(message)
-    if (api := sys.modules.get("modules.api.errors")) is None:
-        return error
-    errors = engine("errors")
-    if isinstance(error, errors.ClosedError):
-        return api.OpenAIError(f"The model was unloaded: {message}", 503)
-    if isinstance(error, (errors.LlamaCppError, ValueError)) and not isinstance(error, errors.DecodeError):
-        return api.InvalidRequestError(message, param=getattr(error, "option", None))
-    return api.OpenAIError(message, 500)
-
-
-def _encode(old: Any) -> Any:
-    def encode(*args: Any, **kwargs: Any) -> Any:
-        if shared.model is None and _Failure.message:
-            raise _told(RuntimeError(_Failure.message), False)
-        return old(*args, **kwargs)
-
-    return encode
-
-
-def _check_model_loaded(old: Any) -> Any:
-    def check_model_loaded() -> tuple[bool, str | None]:
-        loaded, message = old()
-        return loaded, message if loaded else (_Failure.message or message)
-
-    return check_model_loaded
-
-
-def _register_api(script: Any) -> None:
-    """Errors with their reason: the API knows only that a load failed, and breaks off a stream without a word."""
-    if getattr(script, "_llamacpp_hf", False):
-        return
-    script._llamacpp_hf = True
-    default = importlib.import_module("fastapi.exception_handlers").http_exception_handler
-    response = script.EventSourceResponse
-    error_type = importlib.import_module("modules.api.errors").OpenAIError
-
-    async def with_reason(request: Any, error: Any) -> Any:
-        if request.url.path == "/v1/internal/model/load" and error.status_code >= 500 and _Failure.message:
-            error = type(error)(status_code=error.status_code, detail=f"{error.detail} {_Failure.message}")
-        return await default(request, error)
-
-    async def until_error(events: Any) -> Any:
-        try:
-            async for event in events:
-                yield event
-        except error_type as error:
-            kind = "server_error" if error.code >= 500 else "invalid_request_error"
-            yield {"data": json.dumps({"error": {"message": error.message, "type": kind, "code": error.code}})}
-
-    script.EventSourceResponse = lambda content, *args, **kwargs: response(until_error(content), *args, **kwargs)
-    script.app.add_exception_handler(script.HTTPException, with_reason)
-    script.app.middleware_stack = None  # built again with the handler, where the API runs already
+    _seams().take_over()
