@@ -336,7 +336,10 @@ def _generate_reply(old: Any) -> Any:
             yield from old(*args, **kwargs)
             return
         state = args[1] if len(args) > 1 else kwargs["state"]
-        call = engine("webui.call").WebuiCall(state.get("stop_event"))
+        line = engine("webui.panel").stats_line
+        call = engine("webui.call").WebuiCall(
+            state.get("stop_event"), lambda stats: logger.info(f"{LOADER}: {line(stats)}")
+        )
         # a list of its own: the webui appends to the one it is given, which several calls may share
         processors = importlib.import_module("transformers").LogitsProcessorList([*_listed(state), call])
         state = {**state, "logits_processor": processors}
@@ -404,7 +407,7 @@ def _register_api(script: Any) -> None:
         return
     script._llamacpp_hf = True
     default = importlib.import_module("fastapi.exception_handlers").http_exception_handler
-    response = script.EventSourceResponse
+    response = getattr(script, "EventSourceResponse", None)
     error_type = importlib.import_module("modules.api.errors").OpenAIError
 
     async def with_reason(request: Any, error: Any) -> Any:
@@ -420,6 +423,7 @@ def _register_api(script: Any) -> None:
             kind = "server_error" if error.code >= 500 else "invalid_request_error"
             yield {"data": json.dumps({"error": {"message": error.message, "type": kind, "code": error.code}})}
 
-    script.EventSourceResponse = lambda content, *args, **kwargs: response(until_error(content), *args, **kwargs)
+    if response is not None:
+        script.EventSourceResponse = lambda content, *args, **kwargs: response(until_error(content), *args, **kwargs)
     script.app.add_exception_handler(script.HTTPException, with_reason)
     script.app.middleware_stack = None  # built again with the handler, where the API runs already

@@ -24,13 +24,22 @@ GROW = 256
 
 
 class WebuiCall(LogitsProcessor):
-    """`stopped()` is asked between decodes. `error` is what `generate()` raised, `stats` what it did."""
+    """`stopped()` is asked between decodes. `error` is what `generate()` raised, `stats` what it did; `done(stats)` is called
+    at its end, which may be after that of the request."""
 
-    def __init__(self, stop_event: threading.Event | None = None) -> None:
+    def __init__(
+        self, stop_event: threading.Event | None = None, done: Callable[[GenerateStats], None] | None = None
+    ) -> None:
         self._stop_event = stop_event
+        self._done = done
         self._closed = False
         self.error: BaseException | None = None
         self.stats: GenerateStats | None = None
+
+    def finish(self, stats: GenerateStats) -> None:
+        self.stats = stats
+        if self._done is not None:
+            self._done(stats)
 
     def close(self) -> None:
         """Nobody listens any more: a decode that runs is the last one."""

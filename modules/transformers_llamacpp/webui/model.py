@@ -146,7 +146,7 @@ class WebuiModel(LlamaCppForCausalLM):
     def _called(self, stats: GenerateStats) -> None:
         super()._called(stats)
         if (call := current_call.get()) is not None:
-            call.stats = stats
+            call.finish(stats)
 
     def get_prompt_logits(self, input_ids: Any) -> torch.Tensor:
         """float32 `(1, length, vocab_size)` for `input_ids` `(1, length)`, for `echo` with `logprobs`."""

@@ -12,7 +12,7 @@ from ..options import Option, option, options_in
 from .arguments import resting
 from .settings import LOAD_NAMES, Settings
 
-__all__ = ["SECTIONS", "Panel", "Section", "control", "from_control", "status_html"]
+__all__ = ["SECTIONS", "Panel", "Section", "control", "from_control", "stats_line", "status_html"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,6 +172,15 @@ def status_html(model: Any, failure: str = "") -> str:
     draft = model.assistant_model
     lines.append(("Draft model", draft.native.path.name if draft is not None else "none chosen at loading"))
     return _lines(lines)
+
+
+def stats_line(stats: Any) -> str:
+    """What an answer cost, for the log."""
+    return (
+        f"prompt {stats.prompt_tokens} tokens, {stats.reused_tokens} reused ({stats.reuse}); {stats.new_tokens} new tokens; "
+        f"{stats.decode_calls} decodes of {stats.evaluated_tokens} tokens; {stats.accepted_tokens} of {stats.drafted_tokens} "
+        "drafted tokens accepted"
+    )
 
 
 def _drafts(stats: Any) -> str:
