@@ -33,7 +33,7 @@ LAYERS = (
     | {"tokenizer_vocabulary", "token_rows", "token_spans", "chat_template"},
     {"memory_options"},
     {"modeling"},
-    {"server", "cli", "terminal", "perplexity", "__main__"},
+    {"server", "webui", "cli", "terminal", "perplexity", "__main__"},
 )
 """Imports point to the same layer or to one above in this list; within a layer they form no circle."""
 
