@@ -44,8 +44,8 @@ def main() -> None:
     except KeyboardInterrupt:
         sys.exit(130)
     except ModuleNotFoundError as error:
-        if (error.name or "").split(".")[0] == "modules":
-            raise
+        if (error.name or "").split(".")[0] in ("modules", PACKAGE):
+            raise  # no library: files of the webui or of ours do not fit together
         sys.exit(
             f"webui-run: {sys.executable} has no {error.name}: is it the Python that runs this webui? Name that one with "
             "--python, or install what is missing into this one"
