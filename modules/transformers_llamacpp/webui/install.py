@@ -8,6 +8,7 @@ written before anything else and removed last.
 from __future__ import annotations
 
 import shutil
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -176,6 +177,4 @@ def _remove_traces(webui: Webui, say: Say) -> bool:
 
 
 def _version() -> str:
-    from .. import __version__
-
-    return __version__
+    return str(vars(sys.modules[__name__.partition(".")[0]])["__version__"])
