@@ -235,7 +235,10 @@ def test_links_that_the_system_refuses(webui: Path, source: Path, monkeypatch: p
     with pytest.raises(WebuiError, match=r"refuses symbolic links .*--copy"):
         run(webui, link=True)
     run(webui)
-    assert (webui / LOADER).is_file()
+    with pytest.raises(WebuiError, match="refuses symbolic links"):
+        run(webui, link=True)
+    for name in (LOADER, f"{PACKAGE}/__init__.py", f"{PANEL}/script.py"):
+        assert (webui / name).is_file(), "the copies that were there stay"
     remove(webui)
     assert tree(webui) == before
 

@@ -32,6 +32,8 @@ def refusals(folder: Path) -> Iterator[None]:
     """What the system refuses becomes a `WebuiError` that names the path."""
     try:
         yield
+    except BrokenPipeError:  # of what is printed
+        raise
     except OSError as error:
         path = error.filename or folder
         raise WebuiError(

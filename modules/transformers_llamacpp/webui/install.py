@@ -119,6 +119,11 @@ def _place(webui: Webui, payload: Payload, extension: Path, link: bool) -> None:
     made = old.made + [webui.key(place.parent) for place in parts if not place.parent.exists()]
     new = Record(_version(), "link" if link else "copy", True, files, made)
     replace(new, complete=False, files=sorted({*old.files, *files})).write(webui)
+    if link:  # a refusal must come before copies that work are removed
+        trial = webui.own / "trial"
+        trial.unlink(missing_ok=True)
+        disk.link(payload.loader, trial)
+        trial.unlink()
 
     for place in webui.places:
         if link or place.is_symlink() or place not in parts:
