@@ -20,6 +20,7 @@ from .errors import (
     TokenizerError,
     UnknownOptionError,
     UnsupportedFeatureError,
+    WebuiError,
 )
 from .modeling import LlamaCppForCausalLM
 from .request import GenerateStats
@@ -48,6 +49,7 @@ __all__ = [
     "TokenizerError",
     "UnknownOptionError",
     "UnsupportedFeatureError",
+    "WebuiError",
 ]
 
 _compat.register(LlamaCppModelConfig, LlamaCppForCausalLM, LlamaCppConfig)

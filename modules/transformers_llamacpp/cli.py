@@ -22,7 +22,7 @@ NAME = "transformers-llamacpp"
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs one command. Exit status: 0 done, 2 an error of ours (one line on stderr), 130 interrupted."""
-    arguments = build_parser().parse_args(argv)
+    arguments = _parse(sys.argv[1:] if argv is None else argv)
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):  # a console that cannot show a character must not end the answer
             stream.reconfigure(errors="replace")
@@ -37,6 +37,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # `| head`
         sys.stderr.close()
         return 0
+
+
+def _parse(argv: Sequence[str]) -> argparse.Namespace:
+    """Parses; what follows `--` goes to the webui as it is, also after options, where argparse would not take it."""
+    if argv[:1] != ["webui-run"] or "--" not in argv:
+        return build_parser().parse_args(argv)
+    cut = list(argv).index("--")
+    arguments = build_parser().parse_args(argv[:cut])
+    arguments.flags += argv[cut + 1 :]
+    return arguments
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -76,6 +86,7 @@ def build_parser() -> argparse.ArgumentParser:
     )
     _add_options(one, "context", "model")
     one.set_defaults(run=_perplexity)
+    _webui_parsers(commands)
     return parser
 
 
@@ -93,6 +104,45 @@ def _serve_parser(commands: Any) -> None:
     one.add_argument("--port", type=int, help="port (default: the first free one from 7860 on)")
     _add_options(one, "context", "model")
     one.set_defaults(run=_serve)
+
+
+def _webui_parsers(commands: Any) -> None:
+    folder = "the folder of text-generation-webui: the one with its server.py"
+    one = commands.add_parser(
+        "webui-install",
+        help="put the loader into text-generation-webui",
+        description="Put the loader llamacpp_HF and its panel into a text-generation-webui, or upgrade or remove them. No file "
+        "of the webui is edited, and no package is installed: the command for that is printed.",
+    )
+    one.add_argument("folder", metavar="PATH", type=Path, help=folder)
+    how = one.add_mutually_exclusive_group()
+    how.add_argument("--copy", action="store_true", help="copy the files (default)")
+    how.add_argument("--link", action="store_true", help="make symbolic links to this installation's files instead")
+    how.add_argument("--uninstall", action="store_true", help="remove everything of ours, settings included")
+    one.add_argument(
+        "--system", action="store_true", help="put the panel into extensions/ instead of user_data/extensions/"
+    )
+    one.add_argument(
+        "--user-data",
+        metavar="DIR",
+        type=Path,
+        help="the webui's user data, if it is started with --user-data-dir (default: PATH/user_data)",
+    )
+    python = "the Python that runs the webui (default: that of its installer, if there is one, else the one that runs this)"
+    one.add_argument("--python", metavar="FILE", type=Path, help=python)
+    one.set_defaults(run=_webui_install)
+
+    one = commands.add_parser(
+        "webui-run",
+        help="start text-generation-webui with the loader",
+        usage=f"{NAME} webui-run [-h] [--python FILE] PATH [-- FLAG ...]",
+        description="Start text-generation-webui with the loader llamacpp_HF known before it loads a model, for example: "
+        f"{NAME} webui-run PATH -- --loader llamacpp_HF --model file.gguf",
+    )
+    one.add_argument("folder", metavar="PATH", type=Path, help=folder)
+    one.add_argument("--python", metavar="FILE", type=Path, help=python)
+    one.add_argument("flags", nargs="*", metavar="FLAG", help="flags of the webui's server.py, after --")
+    one.set_defaults(run=_webui_run)
 
 
 # -- options -----------------------------------------------------------------------------------------------------------
@@ -212,3 +262,25 @@ def _perplexity(arguments: argparse.Namespace) -> int:
         value, tokens = perplexity(model, text, arguments.window)
     print(f"perplexity {value:.4f} over {tokens} tokens (windows of {arguments.window})")
     return 0
+
+
+def _webui_install(arguments: argparse.Namespace) -> int:
+    from .webui import install
+
+    if arguments.uninstall:
+        install.uninstall(arguments.folder, user_data=arguments.user_data)
+    else:
+        install.install(
+            arguments.folder,
+            link=arguments.link,
+            system=arguments.system,
+            user_data=arguments.user_data,
+            python=arguments.python,
+        )
+    return 0
+
+
+def _webui_run(arguments: argparse.Namespace) -> int:
+    from .webui.launch import run
+
+    return run(arguments.folder, arguments.flags, python=arguments.python)

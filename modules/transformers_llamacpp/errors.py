@@ -13,6 +13,7 @@
     ├── TokenizerError            text or tokens the vocabulary cannot handle
     ├── StateError                a saved state that does not fit
     ├── ClosedError               the model or the cache was closed
+    ├── WebuiError                a folder of text-generation-webui that something of ours cannot be put into or run from
     └── GenerationCancelled       the caller stopped the call (a progress callback said so)
 
 Each message says what happened, with the numbers, and names the option or the call that cures it. The numbers are
@@ -36,6 +37,7 @@ __all__ = [
     "TokenizerError",
     "UnknownOptionError",
     "UnsupportedFeatureError",
+    "WebuiError",
 ]
 
 
@@ -125,6 +127,14 @@ class StateError(LlamaCppError):
 
 class ClosedError(LlamaCppError, RuntimeError):
     """The model or the cache was closed; load the model again, or make a new cache."""
+
+
+class WebuiError(LlamaCppError):
+    """The folder of a text-generation-webui is none, or holds or refuses something. `path` is what is in the way."""
+
+    def __init__(self, message: str, path: str | None = None) -> None:
+        super().__init__(message)
+        self.path = path
 
 
 class GenerationCancelled(LlamaCppError):
