@@ -1,4 +1,5 @@
-"""How the loader becomes known to a webui that has a fixed list of loaders, without an edit.
+"""How the loader of `llamacpp_hf.py`, whose engine is `transformers_llamacpp`, becomes known to a webui that has a fixed list
+of loaders, without an edit.
 
 `register()` adds it to the webui's tables and puts functions of its own in the place of those that know the list, wherever
 they were imported.
@@ -156,13 +157,15 @@ def _fix_loader_name(old: Any) -> Any:
 
 def _clean_user_config() -> None:
     """Take our name out of the webui's file of saved settings, where webuis of before April 2025 wrote it."""
-    config = shared.load_user_config() or {}
-    patterns = [key for key, saved in config.items() if isinstance(saved, dict) and _is_ours(saved.get("loader"))]
+    if host.problem():
+        return
+    path = Path(shared.args.model_dir) / "config-user.yaml"
+    text = path.read_text(encoding="utf-8") if path.is_file() else ""
+    cleaned, patterns = engine("webui.yaml_lines").without_loader(text, LOADER)
     if patterns:
         for pattern in patterns:
-            del config[pattern]["loader"]
             remembered.set(pattern, True)
-        _write_user_config(config)
+        path.write_text(cleaned, encoding="utf-8")
         logger.info(f"{LOADER}: remembers the loader of {', '.join(patterns)} in {remembered.file()} from now on")
     for saved in shared.user_config.values():
         if isinstance(saved, dict) and _is_ours(saved.get("loader")):

@@ -13,8 +13,6 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import gradio as gr
-
 NAME = "modules.llamacpp_hf"
 
 SECONDS = 3
@@ -51,6 +49,8 @@ def setup() -> None:
 
 def ui() -> None:
     """The tab. Every change holds at once, for the page and for the API."""
+    import gradio as gr  # there may be none where the webui runs without a page
+
     host = loader()
     if (reason := host.problem()) is not None:
         gr.Markdown(f"## llamacpp_HF\n\n{reason}")
@@ -84,6 +84,8 @@ def custom_css() -> str:
 
 def live(text: Any) -> Any:
     """HTML that shows `text()` anew every few seconds."""
+    import gradio as gr
+
     if hasattr(gr, "Timer"):
         shown = gr.HTML(text, elem_id="llamacpp-hf-status")
         gr.Timer(SECONDS).tick(text, None, shown, show_progress="hidden")
@@ -93,6 +95,8 @@ def live(text: Any) -> Any:
 
 def block(section: Any, host: Any, message: Any) -> list[Any]:
     """A section's controls."""
+    import gradio as gr
+
     controls = []
     with gr.Accordion(section.title, open=not section.folded):
         if section.note:
@@ -105,6 +109,8 @@ def block(section: Any, host: Any, message: Any) -> list[Any]:
 
 def make(entry: Any, host: Any) -> Any:
     """The Gradio component of an option, with the value it has when the page is opened."""
+    import gradio as gr
+
     panel = host.panel()
     arguments = host.engine("webui.panel").control(entry, None)
     kind = arguments.pop("kind")

@@ -23,7 +23,7 @@ pytestmark = pytest.mark.once
 
 ROOT = Path(__file__).resolve().parents[2]
 
-LOADER = "modules/llamacpp_hf.py"
+LOADER, SEAMS = payload.LOADERS
 PACKAGE = "modules/transformers_llamacpp"
 PANEL = "user_data/extensions/llamacpp_hf"
 RECORD = "user_data/llamacpp_hf/installed.json"
@@ -59,6 +59,7 @@ def source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         root,
         {
             LOADER: "# finds transformers_llamacpp\n",
+            SEAMS: "# of transformers_llamacpp\n",
             f"{PACKAGE}/__init__.py": '"""transformers_llamacpp"""\n',
             f"{PACKAGE}/native/model.py": "",
             f"{PACKAGE}/py.typed": "",
@@ -68,7 +69,7 @@ def source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
             "extensions/llamacpp_hf/requirements.txt": "# transformers_llamacpp\nnumpy>=1  # there\nno-such-thing>=2\n",
         },
     )
-    made = payload.Payload(root / LOADER, root / PACKAGE, root / "extensions/llamacpp_hf")
+    made = payload.Payload((root / LOADER, root / SEAMS), root / PACKAGE, root / "extensions/llamacpp_hf")
     monkeypatch.setattr(install, "find_payload", lambda: made)
     return root
 
@@ -93,16 +94,18 @@ def test_it_comes_and_goes_without_a_trace(webui: Path, source: Path, options: d
     before = tree(webui)
     said = run(webui, **options)
     panel = "extensions/llamacpp_hf" if options.get("system") else PANEL
-    for name in (LOADER, f"{PACKAGE}/__init__.py", f"{PACKAGE}/native/model.py", f"{PACKAGE}/py.typed", f"{panel}/script.py"):
+    inside = [f"{PACKAGE}/{name}" for name in ("__init__.py", "native/model.py", "py.typed")]
+    for name in (LOADER, SEAMS, *inside, f"{panel}/script.py"):
         assert (webui / name).is_file(), name
-    for name in (LOADER, PACKAGE, panel, RECORD):
+    for name in (LOADER, SEAMS, PACKAGE, panel, RECORD):
         assert name in said
     assert (webui / LOADER).is_symlink() == options.get("link", False)
     assert (webui / PACKAGE / "server").exists() == options.get("link", False), "the stand-alone page is not copied"
     again = tree(webui)
     run(webui, **options)
     assert tree(webui) == again, "installing again changes nothing"
-    caches = [f"modules/__pycache__/llamacpp_hf.cpython-{version}.pyc" for version in (311, 313)]
+    caches = [f"modules/__pycache__/{name}.cpython-311.pyc" for name in ("llamacpp_hf", "llamacpp_hf_seams")]
+    caches += ["modules/__pycache__/llamacpp_hf.cpython-313.pyc"]
     caches += [f"{panel}/__pycache__/script.cpython-311.pyc"]
     write(webui, dict.fromkeys([*caches, "user_data/llamacpp_hf/settings.json"], ""))
     checkout = tree(source)
@@ -183,6 +186,7 @@ def test_no_webui(webui: Path, source: Path, name: str) -> None:
     "name",
     [
         LOADER,
+        SEAMS,
         f"{LOADER}/x",
         f"{PACKAGE}/__init__.py",
         f"{PACKAGE}/x.py",
@@ -218,7 +222,7 @@ def test_a_note_of_the_user_beside_the_panel_stays(webui: Path, source: Path) ->
 
 def test_a_webui_that_is_the_checkout_itself(webui: Path, source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     shutil.copytree(source / "modules", webui / "modules", dirs_exist_ok=True)
-    own = payload.Payload(webui / LOADER, webui / PACKAGE, source / "extensions/llamacpp_hf")
+    own = payload.Payload((webui / LOADER, webui / SEAMS), webui / PACKAGE, source / "extensions/llamacpp_hf")
     monkeypatch.setattr(install, "find_payload", lambda: own)
     before = tree(webui)
     with pytest.raises(WebuiError, match="what it would be made from"):
@@ -237,7 +241,7 @@ def test_links_that_the_system_refuses(webui: Path, source: Path, monkeypatch: p
     run(webui)
     with pytest.raises(WebuiError, match="refuses symbolic links"):
         run(webui, link=True)
-    for name in (LOADER, f"{PACKAGE}/__init__.py", f"{PANEL}/script.py"):
+    for name in (LOADER, SEAMS, f"{PACKAGE}/__init__.py", f"{PANEL}/script.py"):
         assert (webui / name).is_file(), "the copies that were there stay"
     remove(webui)
     assert tree(webui) == before
@@ -302,7 +306,7 @@ def test_a_lost_or_damaged_record(webui: Path, source: Path, text: str | None) -
     assert tree(webui) == before
 
 
-DELETED = [LOADER, PACKAGE, f"{PACKAGE}/__init__.py", PANEL, f"{PANEL}/script.py", f"{PANEL}/requirements.txt"]
+DELETED = [LOADER, SEAMS, PACKAGE, f"{PACKAGE}/__init__.py", PANEL, f"{PANEL}/script.py", f"{PANEL}/requirements.txt"]
 
 
 @pytest.mark.parametrize(
@@ -327,7 +331,7 @@ def test_links_to_a_checkout_that_has_moved(webui: Path, source: Path, monkeypat
     source = source.rename(source.parent / "moved")
     remove(shutil.copytree(webui, webui.parent / "copy", symlinks=True))
     assert tree(webui.parent / "copy") == before
-    moved = payload.Payload(source / LOADER, source / PACKAGE, source / "extensions/llamacpp_hf")
+    moved = payload.Payload((source / LOADER, source / SEAMS), source / PACKAGE, source / "extensions/llamacpp_hf")
     monkeypatch.setattr(install, "find_payload", lambda: moved)
     run(webui)
     assert (webui / LOADER).read_bytes() == (source / LOADER).read_bytes() and not (webui / LOADER).is_symlink()
@@ -464,27 +468,28 @@ def test_from_a_wheel(webui: Path, tmp_path: Path) -> None:
     shutil.copytree(ROOT / "extensions", project / "extensions", ignore=shutil.ignore_patterns("__pycache__"))
     for name in ("pyproject.toml", "README.md"):
         shutil.copy(ROOT / name, project)
-    for name in (LOADER, "extensions/llamacpp_hf/script.py"):
+    for name in (LOADER, SEAMS, "extensions/llamacpp_hf/script.py"):
         if not (project / name).is_file():
             write(project, {name: "# transformers_llamacpp\n"})
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    quiet: dict[str, Any] = {"check": True, "timeout": 120, "env": environment}
     pip = [sys.executable, "-m", "pip", "--disable-pip-version-check"]
     wheel = ["wheel", "--no-deps", "--no-build-isolation", "--no-index", "-q", "-w", str(tmp_path), str(project)]
-    subprocess.run([*pip, *wheel], check=True, timeout=120)
-    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(venv)], check=True, timeout=120)
+    subprocess.run([*pip, *wheel], **quiet)
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(venv)], **quiet)
     python = venv / ("Scripts/python.exe" if os.name == "nt" else "bin/python")
     (built,) = tmp_path.glob("*.whl")
     subprocess.run(
-        [*pip, "--python", str(python), "install", "--no-deps", "--no-index", "-q", str(built)], check=True, timeout=120
+        [*pip, "--python", str(python), "install", "--no-deps", "--no-index", "-q", str(built)], **quiet
     )
     # torch and the rest, as tests/releases.py does it
     inner = Path(sysconfig.get_paths(vars={"base": str(venv), "platbase": str(venv)})["purelib"])
     (inner / "outer.pth").write_text(f"import site; site.addsitedir({sysconfig.get_paths()['purelib']!r})\n", encoding="utf-8")
-    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     command = [str(python), "-m", "transformers_llamacpp", "webui-install", str(webui)]
     for _ in range(2):
         done = subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=120)
         assert done.returncode == 0, done.stderr
         shutil.rmtree(webui / PACKAGE)
-    for name in (LOADER, f"{PANEL}/script.py", f"{PANEL}/requirements.txt"):
+    for name in (LOADER, SEAMS, f"{PANEL}/script.py", f"{PANEL}/requirements.txt"):
         from_project = project / name.replace("user_data/", "")
         assert (webui / name).read_bytes() == from_project.read_bytes()

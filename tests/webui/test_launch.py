@@ -25,15 +25,14 @@ import json, os, sys, time
 if __name__ == "__main__":
     from modules import shared
     import modules.llamacpp_hf as loader
-    print(json.dumps({"argv": sys.argv, "cwd": os.getcwd(), "path": sys.path[0], "file": __file__, "loader": loader.__file__,
-                      "registered": shared.registered, "seen": shared.argv,
-                      "main": sys.modules["__main__"].shared is shared}), flush=True)
-    if "--sleep" in sys.argv:
-        try:
-            time.sleep(60)
-        except KeyboardInterrupt:
-            print("stopped", flush=True)
-            sys.exit(0)
+    try:
+        print(json.dumps({"argv": sys.argv, "cwd": os.getcwd(), "path": sys.path[0], "file": __file__, "loader": loader.__file__,
+                          "registered": shared.registered, "seen": shared.argv,
+                          "main": sys.modules["__main__"].shared is shared}), flush=True)
+        time.sleep(60 if "--sleep" in sys.argv else 0)
+    except KeyboardInterrupt:
+        print("stopped", flush=True)
+        sys.exit(0)
     sys.exit(7)
 """
 SHARED = "import sys\nargv = list(sys.argv)\nregistered = []\n"
@@ -74,7 +73,7 @@ def source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
             "engine/inner.py": "",
         },
     )
-    made = payload.Payload(root / "llamacpp_hf.py", root / "engine", root)
+    made = payload.Payload((root / "llamacpp_hf.py",), root / "engine", root)
     monkeypatch.setattr(launch, "find_payload", lambda: made)
     return root
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import psutil
 import pytest
+import torch
 
 from transformers_llamacpp import LlamaCppForCausalLM
 from webui import folders
@@ -90,15 +91,21 @@ def plain(smollm2_f32_path: Path) -> Iterator[Callable[..., str]]:
 
     def text(prompt: str, tokens: int = 16, **options: Any) -> str:
         model.forget()
-        ids = model.tokenizer(prompt, return_tensors="pt").input_ids
+        ids = with_bos(model, prompt)
         options = {"do_sample": False, **options}
         if "negative" in options:
-            options["negative_prompt_ids"] = model.tokenizer(options.pop("negative"), return_tensors="pt").input_ids
+            options["negative_prompt_ids"] = with_bos(model, options.pop("negative"))
         output = model.generate(ids, max_new_tokens=tokens, **options)
         return model.tokenizer.decode(output[0, ids.shape[1] :], skip_special_tokens=True)
 
     yield text
     model.close()
+
+
+def with_bos(model: Any, text: str) -> torch.Tensor:
+    """Whatever the GGUF says, the webui puts it first."""
+    ids = model.tokenizer(text, return_tensors="pt", add_special_tokens=False).input_ids
+    return torch.cat([torch.tensor([[model.tokenizer.bos_token_id]]), ids], dim=1)
 
 
 def test_the_command_line_loads_with_it(webui: Webui, smollm2_f32_path: Path) -> None:
@@ -121,7 +128,8 @@ def test_the_text_is_that_of_the_library(loaded: Webui, plain: Callable[..., str
     ("request_", "options", "width"),
     [
         ({"do_sample": False, "top_k": 4, "penalty_alpha": 0.6}, {"penalty_alpha": 0.6, "top_k": 4}, 4),
-        ({"temperature": 0, "sampler_priority": ["penalty_alpha=0.5", "contrastive_k=6"]}, {"penalty_alpha": 0.5, "top_k": 6}, 6),
+        ({"temperature": 0, "sampler_priority": ["penalty_alpha=0.5", "contrastive_k=6"]},
+         {"penalty_alpha": 0.5, "top_k": 6}, 6),
         ({"temperature": 0, "guidance_scale": 1.5, "negative_prompt": "Berlin is"},
          {"guidance_scale": 1.5, "negative": "Berlin is"}, 2),
         ({"temperature": 0, "sampler_priority": ["guidance_scale=1.5", "negative_prompt=Berlin is"]},
@@ -153,7 +161,8 @@ def test_drafts_change_nothing_but_the_number_of_decodes(
     loaded: Webui, plain: Callable[..., str], entries: tuple[str, ...], lookup: int
 ) -> None:
     stats = Stats(loaded)
-    request = {"temperature": 0, "max_tokens": 32, "prompt_lookup_num_tokens": lookup, "sampler_priority": list(entries) or None}
+    request = {"temperature": 0, "max_tokens": 32, "prompt_lookup_num_tokens": lookup}
+    request |= {"sampler_priority": [*entries]} if entries else {}
     assert loaded.complete(STORY, **request) == plain(STORY, 32)
     seen = stats.next()
     assert seen["new"] == 32
@@ -247,7 +256,8 @@ def test_stop_ends_the_evaluation_of_a_prompt(loaded: Webui) -> None:
 def test_a_load_that_fails_says_why_until_one_succeeds(loaded: Webui, tiny_llama_path: Path) -> None:
     told = loaded.load(tiny_llama_path.name, status=500, **LOADER, cache_type="fp8")["detail"]
     assert "cache_type='fp8'" in told and tiny_llama_path.name in told
-    for path, body in (("/v1/completions", {"prompt": "a"}), ("/v1/chat/completions", {"messages": [{"role": "user", "content": "a"}]})):
+    messages = [{"role": "user", "content": "a"}]
+    for path, body in (("/v1/completions", {"prompt": "a"}), ("/v1/chat/completions", {"messages": messages})):
         assert "fp8" in loaded.post(path, {**body, **GREEDY}, status=500)["error"]["message"]
     told = loaded.load(tiny_llama_path.name, status=500, **LOADER, model_draft="nowhere.gguf")["detail"]
     assert "nowhere.gguf" in told
@@ -277,7 +287,8 @@ def test_flags_reach_the_model(loaded: Webui, smollm2_q4_0_path: Path, smollm2_f
     seen = stats.next()
     assert seen["new"] == 100 and seen["drafted"] == 0  # beyond n_ctx, and without the draft model of the load before
     loaded.load(smollm2_q4_0_path.name, **LOADER, ctx_size=64, cfg_cache=True, cache_type="q8_0/q4_0")
-    loaded.complete(PROMPT, temperature=0, max_tokens=40, guidance_scale=1.5, negative_prompt=PROMPT + " not", ban_eos_token=True)
+    guidance = {"guidance_scale": 1.5, "negative_prompt": PROMPT + " not"}
+    loaded.complete(PROMPT, temperature=0, max_tokens=40, ban_eos_token=True, **guidance)
     assert stats.next()["new"] == 40
 
 

@@ -52,7 +52,7 @@ def install(
     with disk.refusals(webui.folder):
         _place(webui, payload, extension, link)
         say(f"{NAME} {_version()} is in {webui.folder}, as {'links' if link else 'copies'}:")
-        say(f"  {webui.shown(webui.loader)}")
+        say(f"  {', '.join(map(webui.shown, webui.loaders))}")
         say(f"  {webui.shown(webui.engine)}/ ({len(engine_files(payload.engine))} files)")
         say(f"  {webui.shown(extension)}/ ({', '.join(EXTENSION_FILES)})")
         say(f"  {webui.shown(Record.file(webui))} (the record of these)")
@@ -102,17 +102,18 @@ def _refuse(webui: Webui, payload: Payload, record: Record) -> None:
                 "needs it, then install again",
                 str(foreign),
             )
-        for source in (payload.loader, payload.engine, payload.extension):
+        for source in (*payload.loaders, payload.engine, payload.extension):
             if place.exists() and not place.is_symlink() and place.samefile(source):
                 raise WebuiError(f"{place} is what it would be made from: install from another installation", str(place))
 
 
 def _place(webui: Webui, payload: Payload, extension: Path, link: bool) -> None:
     old = Record.read(webui)
-    parts = {webui.loader: payload.loader, webui.engine: payload.engine, extension: payload.extension}
+    loaders = dict(zip(webui.loaders, payload.loaders, strict=True))
+    parts = {**loaders, webui.engine: payload.engine, extension: payload.extension}
     plan = dict(parts)
     if not link:
-        plan = {webui.loader: payload.loader}
+        plan = dict(loaders)
         plan |= {webui.engine / name: payload.engine / name for name in engine_files(payload.engine)}
         plan |= {extension / name: payload.extension / name for name in EXTENSION_FILES}
     files = [webui.key(place) for place in plan]
@@ -122,7 +123,7 @@ def _place(webui: Webui, payload: Payload, extension: Path, link: bool) -> None:
     if link:  # a refusal must come before copies that work are removed
         trial = webui.own / "trial"
         trial.unlink(missing_ok=True)
-        disk.link(payload.loader, trial)
+        disk.link(payload.loaders[0], trial)
         trial.unlink()
 
     for place in webui.places:
@@ -173,7 +174,9 @@ def _known(webui: Webui, extension: Path, record: Record) -> set[Path]:
 def _remove_traces(webui: Webui, say: Say) -> bool:
     """What Python compiled in the webui's own `modules/`, and an interrupted copy."""
     folder = webui.loader.parent
-    found = [*(folder / "__pycache__").glob(f"{NAME}.*.pyc"), *folder.glob(f"{NAME}.py.part")]
+    names = [loader.stem for loader in webui.loaders]
+    compiled = [file for name in names for file in (folder / "__pycache__").glob(f"{name}.*.pyc")]
+    found = [*compiled, *(file for name in names for file in folder.glob(f"{name}.py.part"))]
     for file in found:
         file.unlink()
         say(f"removed {webui.shown(file)}")

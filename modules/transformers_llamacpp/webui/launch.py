@@ -66,7 +66,7 @@ def command(
         flags = with_extension(flags, NAME, _flags_of_file(webui))
     if not loader.exists():
         payload = find_payload()
-        loader, engine = payload.loader, str(payload.engine)
+        loader, engine = payload.loaders[0], str(payload.engine)
         say(
             f"{NAME} is not installed in {webui.folder}: starting with the loader of this package, without the panel. "
             f"To have both there: transformers-llamacpp webui-install {quoted(webui.folder)}"

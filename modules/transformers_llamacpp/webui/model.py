@@ -107,7 +107,7 @@ class WebuiModel(LlamaCppForCausalLM):
         elif plan.draft_model:
             arguments["assistant_model"] = self.draft(plan.draft_model)
         if plan.negative_prompt:
-            arguments["negative_prompt_ids"] = self.tokenizer(plan.negative_prompt, return_tensors="pt").input_ids
+            arguments["negative_prompt_ids"] = self._negative_ids(plan.negative_prompt)
         hidden = self._all_ends(arguments)
         callbacks, criteria = split_criteria(arguments.get("stopping_criteria"))
         arguments["stopping_criteria"] = criteria
@@ -122,6 +122,14 @@ class WebuiModel(LlamaCppForCausalLM):
         if callbacks and not plan.streams:
             feed.show(_without_ends(output[0], length, arguments["eos_token_id"] or []))
         return output
+
+    def _negative_ids(self, text: str) -> torch.Tensor:
+        """As the webui makes them of a negative prompt of its own: always with BOS, where there is one."""
+        ids = self.tokenizer(text, return_tensors="pt").input_ids
+        bos = self.tokenizer.bos_token_id
+        if bos is None or (ids.shape[1] and int(ids[0, 0]) == bos):
+            return ids
+        return torch.cat([torch.tensor([[bos]]), ids], dim=1)
 
     def _all_ends(self, arguments: dict[str, Any]) -> frozenset[int]:
         """A GGUF may have several end tokens, and the webui passes one. Returns those it does not know; where it bans its

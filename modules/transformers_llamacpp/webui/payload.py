@@ -14,16 +14,17 @@ DISTRIBUTION = "transformers-llamacpp"
 SHARED = "share/transformers-llamacpp/"
 """Where a wheel puts them, below the environment's prefix (`data-files` in pyproject.toml)."""
 
-LOADER = "modules/llamacpp_hf.py"
+LOADERS = ("modules/llamacpp_hf.py", "modules/llamacpp_hf_seams.py")
 EXTENSION = "extensions/llamacpp_hf"
 EXTENSION_FILES = ("script.py", "requirements.txt")
 
 
 @dataclass(frozen=True)
 class Payload:
-    """`loader` and the package's folder `engine`, and the folder `extension` with `EXTENSION_FILES`."""
+    """`loaders`, of which the first is the one to import, the package's folder `engine`, and the folder `extension` with
+    `EXTENSION_FILES`."""
 
-    loader: Path
+    loaders: tuple[Path, ...]
     engine: Path
     extension: Path
 
@@ -35,9 +36,9 @@ def find_payload() -> Payload:
     """
     engine = Path(__file__).resolve().parent.parent
     root = engine.parent.parent
-    if not (root / LOADER).is_file():
+    if not (root / LOADERS[0]).is_file():
         root = _shared() or root
-    wanted = (LOADER, *(f"{EXTENSION}/{name}" for name in EXTENSION_FILES))
+    wanted = (*LOADERS, *(f"{EXTENSION}/{name}" for name in EXTENSION_FILES))
     missing = [name for name in wanted if not (root / name).is_file()]
     if missing:
         raise WebuiError(
@@ -45,7 +46,7 @@ def find_payload() -> Payload:
             f"pip install --force-reinstall --no-deps {DISTRIBUTION}",
             str(root / missing[0]),
         )
-    return Payload(root / LOADER, engine, root / EXTENSION)
+    return Payload(tuple(root / name for name in LOADERS), engine, root / EXTENSION)
 
 
 def engine_files(engine: Path) -> list[Path]:
@@ -60,6 +61,6 @@ def _shared() -> Path | None:
     except importlib.metadata.PackageNotFoundError:
         return None
     for file in files:
-        if file.as_posix().endswith(SHARED + LOADER):
+        if file.as_posix().endswith(SHARED + LOADERS[0]):
             return Path(str(file.locate())).resolve().parents[1]
     return None

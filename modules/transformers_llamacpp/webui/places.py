@@ -9,7 +9,7 @@ from pathlib import Path
 
 from ..errors import WebuiError
 from .disk import files_in
-from .payload import EXTENSION_FILES
+from .payload import EXTENSION_FILES, LOADERS
 
 __all__ = ["MARK", "NAME", "Webui", "holds_mark", "webui_python"]
 
@@ -48,7 +48,11 @@ class Webui:
 
     @property
     def loader(self) -> Path:
-        return self.folder / "modules" / f"{NAME}.py"
+        return self.folder / LOADERS[0]
+
+    @property
+    def loaders(self) -> tuple[Path, ...]:
+        return tuple(self.folder / name for name in LOADERS)
 
     @property
     def engine(self) -> Path:
@@ -65,7 +69,7 @@ class Webui:
     @property
     def places(self) -> tuple[Path, ...]:
         """All that may hold something of ours, apart from `own`."""
-        return (self.loader, self.engine, self.user_extension, self.system_extension)
+        return (*self.loaders, self.engine, self.user_extension, self.system_extension)
 
     @property
     def own(self) -> Path:
