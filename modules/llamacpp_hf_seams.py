@@ -14,6 +14,7 @@ import re
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
 
@@ -339,10 +340,16 @@ def _generate_reply(old: Any) -> Any:
             yield from old(*args, **kwargs)
             return
         state = args[1] if len(args) > 1 else kwargs["state"]
+        length, new = state["truncation_length"], state["max_new_tokens"]
+        if new >= length and not state["auto_max_new_tokens"]:
+            reason = f"max_new_tokens={new} leaves no room for a prompt in truncation_length={length}: lower it, or raise that"
+            raise _told(ValueError(reason), for_ui)
         line = engine("webui.panel").stats_line
         call = engine("webui.call").WebuiCall(
             state.get("stop_event"), lambda stats: logger.info(f"{LOADER}: {line(stats)}")
         )
+        if (listener := _listener.get()) is not None:
+            listener.begin(call)
         # a list of its own: the webui appends to the one it is given, which several calls may share
         processors = importlib.import_module("transformers").LogitsProcessorList([*_listed(state), call])
         state = {**state, "logits_processor": processors}
@@ -369,8 +376,9 @@ def _listed(state: dict[str, Any]) -> list[Any]:
 
 def _told(error: BaseException, for_ui: bool) -> BaseException:
     """The error as who asked can show it: the page in a toast, the API as an HTTP status and JSON."""
+    errors = None if host.problem() else engine("errors")
     message = " ".join(str(error).split()) or type(error).__name__
-    if isinstance(error, engine("errors").ContextOverflowError):
+    if errors is not None and isinstance(error, errors.ContextOverflowError):
         message = (
             f"{error.needed} tokens do not fit into a context of {error.n_ctx}: load the model with ctx-size {error.needed} or "
             "more, or lower truncation_length, which shortens the prompt."
@@ -379,10 +387,10 @@ def _told(error: BaseException, for_ui: bool) -> BaseException:
         return importlib.import_module("gradio").Error(message)
     if (api := sys.modules.get("modules.api.errors")) is None:
         return error
-    errors = engine("errors")
-    if isinstance(error, errors.ClosedError):
+    if errors is not None and isinstance(error, errors.ClosedError):
         return api.OpenAIError(f"The model was unloaded: {message}", 503)
-    if isinstance(error, (errors.LlamaCppError, ValueError)) and not isinstance(error, errors.DecodeError):
+    known = (ValueError,) if errors is None else (ValueError, errors.LlamaCppError)
+    if isinstance(error, known) and not (errors is not None and isinstance(error, errors.DecodeError)):
         return api.InvalidRequestError(message, param=getattr(error, "option", None))
     return api.OpenAIError(message, 500)
 
@@ -405,28 +413,83 @@ def _check_model_loaded(old: Any) -> Any:
 
 
 def _register_api(script: Any) -> None:
-    """Errors with their reason: the API knows only that a load failed, and breaks off a stream without a word."""
+    """Errors with their reason: the API knows only that a load failed, and breaks off a stream without a word. And clients that
+    leave: it notices them between two tokens, which a long prompt may put off for minutes."""
+    _replace(importlib.import_module("modules.logits"), "get_next_logits", _get_next_logits)
     if getattr(script, "_llamacpp_hf", False):
         return
     script._llamacpp_hf = True
     default = importlib.import_module("fastapi.exception_handlers").http_exception_handler
-    response = getattr(script, "EventSourceResponse", None)
-    error_type = importlib.import_module("modules.api.errors").OpenAIError
 
     async def with_reason(request: Any, error: Any) -> Any:
         if request.url.path == "/v1/internal/model/load" and error.status_code >= 500 and _Failure.message:
             error = type(error)(status_code=error.status_code, detail=f"{error.detail} {_Failure.message}")
         return await default(request, error)
 
-    async def until_error(events: Any) -> Any:
-        try:
-            async for event in events:
-                yield event
-        except error_type as error:
-            kind = "server_error" if error.code >= 500 else "invalid_request_error"
-            yield {"data": json.dumps({"error": {"message": error.message, "type": kind, "code": error.code}})}
-
-    if response is not None:
-        script.EventSourceResponse = lambda content, *args, **kwargs: response(until_error(content), *args, **kwargs)
     script.app.add_exception_handler(script.HTTPException, with_reason)
     script.app.middleware_stack = None  # built again with the handler, where the API runs already
+    if (response := getattr(script, "EventSourceResponse", None)) is not None:
+        script.EventSourceResponse = _streaming(response, importlib.import_module("modules.api.errors").OpenAIError)
+
+
+class _Listener:
+    """Who reads a stream, and the request it is the answer to, once that has begun."""
+
+    def __init__(self) -> None:
+        self._call: Any = None
+        self._left = False
+
+    def begin(self, call: Any) -> None:
+        self._call = call
+        if self._left:
+            call.close()
+
+    def leave(self) -> None:
+        self._left = True
+        if self._call is not None:
+            self._call.close()
+
+
+_listener: ContextVar[_Listener | None] = ContextVar("llamacpp_hf_listener", default=None)
+
+
+def _streaming(response: Any, error_type: Any) -> Any:
+    class Response(response):  # type: ignore[misc]
+        def __init__(self, content: Any, *args: Any, **kwargs: Any) -> None:
+            self._listener = _Listener()
+            super().__init__(self._until_error(content), *args, **kwargs)
+
+        async def _until_error(self, events: Any) -> Any:
+            _listener.set(self._listener)  # the thread that the events are made in takes it over
+            try:
+                async for event in events:
+                    yield event
+            except error_type as error:
+                kind = "server_error" if error.code >= 500 else "invalid_request_error"
+                yield {"data": json.dumps({"error": {"message": error.message, "type": kind, "code": error.code}})}
+
+        async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+            async def watched() -> Any:
+                message = await receive()
+                if message["type"] == "http.disconnect":
+                    self._listener.leave()
+                return message
+
+            await super().__call__(scope, watched, send)
+
+    return Response
+
+
+def _get_next_logits(old: Any) -> Any:
+    """The webui logs what goes wrong and answers with nothing."""
+
+    def get_next_logits(*args: Any, **kwargs: Any) -> Any:
+        if not _is_ours(shared.args.loader) or not kwargs.get("return_dict"):
+            return old(*args, **kwargs)
+        result = old(*args, **kwargs)
+        if isinstance(result, dict):
+            return result
+        reason = result[0] if isinstance(result, tuple) else "the logits could not be computed, for a reason in the log"
+        raise _told(RuntimeError(reason), False)
+
+    return get_next_logits

@@ -26,8 +26,8 @@ if __name__ == "__main__":
     from modules import shared
     import modules.llamacpp_hf as loader
     try:
-        print(json.dumps({"argv": sys.argv, "cwd": os.getcwd(), "path": sys.path[0], "file": __file__, "loader": loader.__file__,
-                          "registered": shared.registered, "seen": shared.argv,
+        print(json.dumps({"argv": sys.argv, "cwd": os.getcwd(), "path": sys.path[0], "file": __file__,
+                          "loader": loader.__file__, "registered": shared.registered, "seen": shared.argv,
                           "main": sys.modules["__main__"].shared is shared}), flush=True)
         time.sleep(60 if "--sleep" in sys.argv else 0)
     except KeyboardInterrupt:

@@ -145,7 +145,7 @@ def test_what_passes_caches_around(
     seen = stats.next()
     steps = seen["decodes"] - 1
     # the prompts may be in memory but for their last token
-    assert steps in (15, 16) and width * steps <= seen["tokens"] <= width * steps + seen["prompt"]
+    assert steps in (seen["new"] - 1, seen["new"]) and width * steps <= seen["tokens"] <= width * steps + seen["prompt"]
 
 
 def test_beams(loaded: Webui, plain: Callable[..., str]) -> None:
@@ -169,7 +169,7 @@ def test_drafts_change_nothing_but_the_number_of_decodes(
     if lookup or entries:
         assert 0 < seen["accepted"] <= seen["drafted"] and seen["decodes"] < 32
     else:
-        assert seen["drafted"] == 0 and seen["decodes"] == 32
+        assert seen["drafted"] == 0 and seen["decodes"] >= 32  # one for each token, one or two for the prompt
 
 
 @pytest.mark.parametrize("lookup", [0, 6])
@@ -196,8 +196,8 @@ def test_a_chat_counts_its_prompt(loaded: Webui) -> None:
 
 
 def test_logits_echo_and_grammar(loaded: Webui) -> None:
-    assert len(loaded.post("/v1/internal/logits", {"prompt": PROMPT, "top_logits": 7})["logits"]) == 7
-    assert len(loaded.post("/v1/internal/logits", {"prompt": PROMPT, "top_logits": 7, "use_samplers": True})["logits"]) == 7
+    assert len(loaded.post("/v1/internal/logits", {"prompt": PROMPT, "top_logits": 7})) == 7
+    assert len(loaded.post("/v1/internal/logits", {"prompt": PROMPT, "top_logits": 7, "use_samplers": True})) == 7
     choice = loaded.post("/v1/completions", {"prompt": PROMPT, "echo": True, "logprobs": 2, **GREEDY})["choices"][0]
     known = [value for value in choice["logprobs"]["token_logprobs"] if value is not None]
     assert choice["text"].startswith(PROMPT) and len(known) >= 20 and all(value <= 0 for value in known)
@@ -232,6 +232,7 @@ def test_a_client_that_leaves_ends_the_evaluation_of_its_prompt(loaded: Webui) -
     prompt = " ".join(str(number) for number in range(10000, 10170))  # about 1000 tokens, 16 decodes
     events = loaded.stream("/v1/completions", {"prompt": prompt, "max_tokens": 8, "temperature": 0})
     next(events)
+    time.sleep(0.3)
     events.close()
     loaded.complete(PROMPT, **GREEDY)
     seen = stats.next()
@@ -277,13 +278,15 @@ def test_flags_reach_the_model(loaded: Webui, smollm2_q4_0_path: Path, smollm2_f
     """A draft model, guidance cells, a sliding context, other cache types, two loads after one another."""
     stats = Stats(loaded)
     loaded.load(smollm2_f32_path.name, **LOADER, ctx_size=128, model_draft=smollm2_q4_0_path.name, draft_max=3)
-    loaded.post("/v1/completions", {"prompt": STORY, **GREEDY, "truncation_length": 100000}, status=400)
+    loaded.post("/v1/completions", {"prompt": STORY + STORY, **GREEDY, "truncation_length": 100000}, status=400)
     stats.next()
     loaded.complete(PROMPT, temperature=0, max_tokens=24)
     seen = stats.next()
     assert 0 < seen["accepted"] <= seen["drafted"] and seen["decodes"] < 24
     loaded.load(smollm2_q4_0_path.name, **LOADER, ctx_size=64, streaming_llm=True)
-    loaded.complete(PROMPT, temperature=0, max_tokens=100, ban_eos_token=True)
+    told = loaded.post("/v1/completions", {"prompt": PROMPT, "max_tokens": 64}, status=400)["error"]["message"]
+    assert "max_new_tokens=64" in told and "truncation_length=64" in told
+    loaded.complete(PROMPT, temperature=0, max_tokens=100, ban_eos_token=True, truncation_length=200)
     seen = stats.next()
     assert seen["new"] == 100 and seen["drafted"] == 0  # beyond n_ctx, and without the draft model of the load before
     loaded.load(smollm2_q4_0_path.name, **LOADER, ctx_size=64, cfg_cache=True, cache_type="q8_0/q4_0")
