@@ -63,6 +63,9 @@ def llama_cpp_server_loader(model_name):
 
     path = resolve_model_path(model_name)
     files = [path] if path.is_file() else sorted(path.glob("*.gguf"))
+    if not files:
+        logger.error(f"There is no .gguf in {path}")
+        return None, None
     try:
         model = LlamaServer(files[0])
     except Exception as error:

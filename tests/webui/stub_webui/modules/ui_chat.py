@@ -5,6 +5,8 @@ from modules import chat, shared, ui
 from modules.text_generation import stop_everything_event
 from modules.utils import gradio
 
+MARK = "() => { document.getElementById('chat').parentNode.classList.%s('_generating'); return [] }"
+
 
 def create_ui():
     shared.gradio["Chat input"] = gr.State()
@@ -29,7 +31,9 @@ def create_event_handlers():
 
     def chatting(chain, **kwargs):
         call = partial(chat.generate_chat_reply_wrapper, **kwargs)
-        return chain.then(call, gradio("Chat input", "interface_state"), outputs, show_progress="hidden")
+        chain = chain.then(None, None, None, js=MARK % "add")
+        chain = chain.then(call, gradio("Chat input", "interface_state"), outputs, show_progress="hidden")
+        return chain.then(None, None, None, js=MARK % "remove")
 
     def take(text):
         return text, {"text": "", "files": []}

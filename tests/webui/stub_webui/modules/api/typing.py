@@ -1,11 +1,17 @@
 """What requests may say. Anything else is dropped without a word."""
 
 from modules import shared
-from modules.presets import default_preset_values
+from modules.presets import INTEGERS, default_preset_values
 from pydantic import BaseModel, create_model
 
+
+def _kind(name):
+    found = type(default_preset_values[name])
+    return float if found is int and name not in INTEGERS else found
+
+
 _samplers = {
-    name: (type(getattr(shared.args, name)), getattr(shared.args, name))
+    name: (_kind(name), getattr(shared.args, name))
     for name in default_preset_values
     if name not in ("sampler_priority", "frequency_penalty", "presence_penalty", "temperature", "top_p")
 }
