@@ -65,7 +65,8 @@ def add_extension(folder: Path, source: Path, name: str | None = None) -> str:
 
 def install(folder: Path) -> None:
     """Our loader, engine and extension, linked to where a user would put them."""
-    link(REPOSITORY / "modules" / "llamacpp_hf.py", folder / "modules" / "llamacpp_hf.py")
+    for file in (REPOSITORY / "modules").glob("llamacpp_hf*.py"):
+        link(file, folder / "modules" / file.name)
     link(REPOSITORY / "modules" / "transformers_llamacpp", folder / "modules" / "transformers_llamacpp")
     add_extension(folder, REPOSITORY / "extensions" / "llamacpp_hf")
 

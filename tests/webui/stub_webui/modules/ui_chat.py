@@ -31,7 +31,7 @@ def create_event_handlers():
 
     def chatting(chain, **kwargs):
         call = partial(chat.generate_chat_reply_wrapper, **kwargs)
-        chain = chain.then(None, None, None, js=MARK % "add")
+        chain = chain.then(lambda: None, None, None, js=MARK % "add")  # gradio 4: nothing follows a script alone
         chain = chain.then(call, gradio("Chat input", "interface_state"), outputs, show_progress="hidden")
         return chain.then(None, None, None, js=MARK % "remove")
 
