@@ -75,6 +75,15 @@ class _Failure:
     message = ""
 
 
+class _Intent:
+    """`asleep`: the model of ours that was unloaded for idleness and is to come back as it was. `loader`: what was chosen for
+    the next load while a model of ours is there; `shared.args.loader`, which the webui asks about the model it has, must not
+    tell that yet."""
+
+    asleep: str | None = None
+    loader: str | None = None
+
+
 def _is_ours(loader: Any) -> bool:
     return re.sub(r"[^a-z]", "", str(loader).lower()) == "llamacpphf"
 
@@ -121,6 +130,7 @@ def register() -> None:
     _replace(models, "load_model", _load_model)
     _replace(models, "unload_model", _unload_model)
     _replace(models_settings, "get_model_metadata", _get_model_metadata)
+    _replace(models_settings, "update_model_parameters", _update_model_parameters)
     _replace(models_settings, "apply_model_settings_to_state", _apply_model_settings_to_state)
     _replace(models_settings, "save_model_settings", _save_model_settings)
     _replace(importlib.import_module("modules.LoRA"), "add_lora_to_model", _add_lora_to_model)
@@ -184,17 +194,23 @@ def _write_user_config(config: Any) -> Path:
 
 def _load_model(old: Any) -> Any:
     def load_model(model_name: str, loader: str | None = None) -> Any:
-        chosen = loader or shared.args.loader or (LOADER if model_name in remembered else None)
-        _Failure.message = ""
+        if loader is None and _Intent.asleep == model_name:
+            loader = LOADER
+        chosen = loader or _Intent.loader or shared.args.loader or (LOADER if model_name in remembered else None)
+        _Failure.message, _Intent.asleep, _Intent.loader = "", None, None
         if not _is_ours(chosen):
-            return old(model_name, loader)
+            return old(model_name, chosen)
         try:
             return _load(model_name)
         except Exception as error:
-            _Failure.message = f"{model_name} could not be loaded with {LOADER}: {' '.join(str(error).split())}"
+            _Failure.message = _why(model_name, error)
             raise
 
     return load_model
+
+
+def _why(model_name: str, error: Exception) -> str:
+    return f"{model_name} could not be loaded with {LOADER}: {' '.join(str(error).split()) or type(error).__name__}"
 
 
 def _load(model_name: str) -> tuple[Any, Any]:
@@ -212,14 +228,17 @@ def _load(model_name: str) -> tuple[Any, Any]:
     shared.settings.update({name: value for name, value in metadata.items() if name in shared.settings})
     shared.settings["truncation_length"] = model.config.max_position_embeddings
     shared.is_multimodal = False
+    shared.persistent_interface_state["loader"] = LOADER  # for pages that are opened from now on
     logger.info(f'Loaded "{model_name}" in {time.time() - began:.2f} seconds, {model.config.max_position_embeddings} tokens')
     return model, tokenizer
 
 
 def _unload_model(old: Any) -> Any:
     def unload_model(keep_model_name: bool = False) -> None:
-        if loaded_model() is not None:
-            shared.model.unload()
+        ours = loaded_model()
+        if ours is not None:
+            ours.unload()
+            _Intent.asleep = shared.model_name if keep_model_name else None
         old(keep_model_name)
 
     return unload_model
@@ -267,6 +286,21 @@ def _get_model_metadata(old: Any) -> Any:
     return get_model_metadata
 
 
+def _update_model_parameters(old: Any) -> Any:
+    def update_model_parameters(state: dict[str, Any], initial: bool = False) -> None:
+        # the webui puts into its state what only its page can read, and then takes that for the flags
+        state = {
+            name: value["value"] if isinstance(value, dict) and "value" in value and "__type__" in value else value
+            for name, value in state.items()
+        }
+        _Intent.loader = None
+        if loaded_model() is not None and "loader" in state:
+            _Intent.loader = state.pop("loader")
+        old(state, initial)
+
+    return update_model_parameters
+
+
 # -- the Model tab -----------------------------------------------------------------------------------------------------
 
 
@@ -278,7 +312,8 @@ def _apply_model_settings_to_state(old: Any) -> Any:
             "loader" in saved for pattern, saved in shared.user_config.items()
             if re.match(pattern.lower(), Path(str(model)).name.lower())
         )  # fmt: skip
-        if _is_ours(before) and state.get("loader") == "llama.cpp" and not chosen:
+        loaded = loaded_model() is not None and model == shared.model_name
+        if (_is_ours(before) or loaded) and state.get("loader") == "llama.cpp" and not chosen:
             state["loader"] = LOADER
         elif _is_ours(state.get("loader")):
             found = models_settings.get_model_metadata(model)
@@ -321,9 +356,14 @@ def _update_truncation_length(old: Any) -> Any:
 
 def _load_model_wrapper(old: Any) -> Any:
     def load_model_wrapper(selected_model: str, loader: str, autoload: bool = False) -> Iterator[str]:
-        for text in old(selected_model, loader, autoload):
-            failed = autoload and _Failure.message and not text.startswith("Loading")
-            yield f"### Not loaded\n\n{_Failure.message}" if failed else text
+        try:
+            for text in old(selected_model, loader, autoload):
+                failed = autoload and _Failure.message and not text.startswith("Loading")
+                yield f"### Not loaded\n\n{_Failure.message}" if failed else text
+        except Exception as error:  # the webui reads the file's metadata first, and believes what it finds
+            if not _is_ours(loader):
+                raise
+            yield f"### Not loaded\n\n{_why(selected_model, error)}"
 
     return load_model_wrapper
 
@@ -334,9 +374,13 @@ def _load_model_wrapper(old: Any) -> Any:
 def _generate_reply(old: Any) -> Any:
     def generate_reply(*args: Any, **kwargs: Any) -> Iterator[str]:
         for_ui = bool(kwargs.get("for_ui"))
+        try:
+            models.load_model_if_idle_unloaded()
+        except Exception as error:
+            raise _told(error, for_ui) from error
         if shared.model is None and _Failure.message:
             raise _told(RuntimeError(_Failure.message), for_ui)
-        if not _is_ours(shared.args.loader) or host.problem():
+        if loaded_model() is None:
             yield from old(*args, **kwargs)
             return
         state = args[1] if len(args) > 1 else kwargs["state"]
@@ -359,8 +403,6 @@ def _generate_reply(old: Any) -> Any:
             kwargs["state"] = state
         try:
             yield from old(*args, **kwargs)
-        except engine("errors").LlamaCppError as error:  # loading again after the idle time
-            raise _told(error, for_ui) from error
         finally:
             call.close()
         if call.error is not None and type(call.error).__name__ != "StopNowException":
@@ -484,10 +526,9 @@ def _get_next_logits(old: Any) -> Any:
     """The webui logs what goes wrong and answers with nothing."""
 
     def get_next_logits(*args: Any, **kwargs: Any) -> Any:
-        if not _is_ours(shared.args.loader) or not kwargs.get("return_dict"):
-            return old(*args, **kwargs)
         result = old(*args, **kwargs)
-        if isinstance(result, dict):
+        ours = loaded_model() is not None or (shared.model is None and _Failure.message)
+        if isinstance(result, dict) or not ours or not kwargs.get("return_dict"):
             return result
         reason = result[0] if isinstance(result, tuple) else "the logits could not be computed, for a reason in the log"
         raise _told(RuntimeError(reason), False)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -136,7 +137,7 @@ def test_a_long_prompt_can_be_stopped(model: Any, how: str) -> None:
     request = WebuiCall(event)
     decodes = 0
 
-    def count(evaluated: int, total: int) -> bool:
+    def count(going_on: Any, evaluated: int, total: int) -> bool:
         nonlocal decodes
         decodes += 1
         if how == "event":
@@ -145,17 +146,38 @@ def test_a_long_prompt_can_be_stopped(model: Any, how: str) -> None:
             request.close()
         else:
             everything.on = True
-        return watch(evaluated, total)
+        return going_on(evaluated, total)
 
-    original = model._watch
-    watch = original(request, StoppingCriteriaList([everything]), torch.tensor([PROMPT]))
-    model._watch = lambda *_: count
+    watch = model._watch
+    model._watch = lambda criteria, ids: functools.partial(count, watch(criteria, ids))
+    criteria = StoppingCriteriaList([everything])
     try:
-        output = call(model, prompt=PROMPT * 31, logits_processor=LogitsProcessorList([request]))
+        output = call(
+            model, prompt=PROMPT * 31, logits_processor=LogitsProcessorList([request]), stopping_criteria=criteria
+        )
     finally:
         del model._watch
     assert output[0].tolist() == PROMPT * 31 and request.error is None
     assert decodes == 1 and request.stats is not None and request.stats.evaluated_tokens == 64
+
+
+@pytest.mark.parametrize("entries", [[], ["num_beams=3"]])
+def test_an_answer_that_is_not_streamed_can_be_stopped(model: Any, entries: list[str]) -> None:
+    request, steps = WebuiCall(), 0
+
+    def count(ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        nonlocal steps
+        steps += 1
+        if steps == 4:
+            request.close()
+        return scores
+
+    banned = model.generation_config.eos_token_id
+    call(
+        model, sampler_priority=[*entries, "min_new_tokens=20"], logits_processor=LogitsProcessorList([request, count]),
+        suppress_tokens=banned,
+    )  # fmt: skip
+    assert steps == 4 and request.error is None
 
 
 def test_a_failure_and_the_statistics_travel_with_the_request(model: Any) -> None:

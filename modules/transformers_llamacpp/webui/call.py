@@ -13,11 +13,11 @@ from contextvars import ContextVar
 from typing import Any
 
 import torch
-from transformers import LogitsProcessor, LogitsProcessorList, StoppingCriteriaList
+from transformers import LogitsProcessor, LogitsProcessorList, StoppingCriteria, StoppingCriteriaList
 
 from ..request import GenerateStats
 
-__all__ = ["Feed", "WebuiCall", "current_call", "split_criteria", "take_call"]
+__all__ = ["Feed", "NobodyListens", "WebuiCall", "current_call", "split_criteria", "take_call"]
 
 GROW = 256
 """Tokens a streamed text has room for beyond what it holds, when it grows."""
@@ -57,6 +57,17 @@ class WebuiCall(LogitsProcessor):
 
     def __repr__(self) -> str:
         return f"WebuiCall(stopped={self.stopped()})"
+
+
+class NobodyListens(StoppingCriteria):
+    """Ends a call whose request is over: the webui itself notices that between two tokens it streams, so not with beams, and
+    not where it waits for the whole answer."""
+
+    def __init__(self, call: WebuiCall) -> None:
+        self._call = call
+
+    def __call__(self, input_ids: torch.Tensor, scores: Any, **kwargs: Any) -> torch.Tensor:  # type: ignore[override]
+        return torch.full((input_ids.shape[0],), self._call.stopped(), device=input_ids.device, dtype=torch.bool)
 
 
 current_call: ContextVar[WebuiCall | None] = ContextVar("transformers_llamacpp_webui_call", default=None)

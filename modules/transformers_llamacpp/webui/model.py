@@ -16,7 +16,7 @@ from ..files import resolve_gguf
 from ..modeling import LlamaCppForCausalLM
 from ..request import GenerateStats
 from .arguments import plan_call
-from .call import Feed, WebuiCall, current_call, split_criteria, take_call
+from .call import Feed, NobodyListens, WebuiCall, current_call, split_criteria, take_call
 from .settings import Settings
 
 __all__ = ["WebuiModel"]
@@ -110,8 +110,9 @@ class WebuiModel(LlamaCppForCausalLM):
             arguments["negative_prompt_ids"] = self._negative_ids(plan.negative_prompt)
         hidden = self._all_ends(arguments)
         callbacks, criteria = split_criteria(arguments.get("stopping_criteria"))
+        criteria.append(NobodyListens(call))
         arguments["stopping_criteria"] = criteria
-        arguments["prompt_progress"] = self._watch(call, criteria, ids)
+        arguments["prompt_progress"] = self._watch(criteria, ids)
         feed = Feed(callbacks, hidden)
         if callbacks and plan.streams:
             arguments["streamer"] = feed
@@ -143,11 +144,11 @@ class WebuiModel(LlamaCppForCausalLM):
             arguments["suppress_tokens"] = list(dict.fromkeys([*banned, *every]))
         return frozenset(every) - frozenset(known)
 
-    def _watch(self, call: WebuiCall, criteria: Any, ids: Any) -> Callable[[int, int], bool]:
-        """For `prompt_progress`: the webui's own stopping criteria are asked during a long prompt, too."""
+    def _watch(self, criteria: Any, ids: Any) -> Callable[[int, int], bool]:
+        """For `prompt_progress`: the call's stopping criteria, which look at no text, are asked during a long prompt, too."""
 
         def going_on(_evaluated: int, _total: int) -> bool:
-            return not (call.stopped() or any(bool(torch.as_tensor(one(ids, None)).any()) for one in criteria))
+            return not any(bool(torch.as_tensor(one(ids, None)).any()) for one in criteria)
 
         return going_on
 
