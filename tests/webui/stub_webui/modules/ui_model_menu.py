@@ -41,7 +41,9 @@ def create_ui():
     with gr.Tab("Model", elem_id="model-tab"):
         with gr.Row():
             models = utils.get_available_models()
-            shared.gradio["model_menu"] = gr.Dropdown(models, value=lambda: shared.model_name, label="Model")
+            shared.gradio["model_menu"] = gr.Dropdown(
+                models, value=lambda: shared.model_name, label="Model", allow_custom_value=True
+            )
             for name, text in (("load_model", "Load"), ("unload_model", "Unload"), ("save_model_settings", "Save settings")):
                 shared.gradio[name] = gr.Button(text)
         choices = ["llama.cpp"] if shared.args.portable else list(loaders.loaders_and_params)
@@ -52,7 +54,7 @@ def create_ui():
             for name in DRAFT:
                 shared.gradio[name] = _widget(name, getattr(shared.args, name))
         for name in loaders.list_model_elements():
-            if name not in shared.gradio:
+            if name not in ("loader", "filter_by_loader", "model_draft", *DRAFT):
                 shared.gradio[name] = _widget(name, getattr(shared.args, name))
         shared.gradio["vram_info"] = gr.HTML("VRAM:")
         shared.gradio["lora_menu"] = gr.Textbox(label="LoRA(s)")
