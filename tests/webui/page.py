@@ -71,6 +71,11 @@ class Page:
             field.blur()
         self._settled()
 
+    def pick(self, option: str) -> None:
+        """One of several buttons of which one is pressed."""
+        self._visible(self.page.get_by_role("radio", name=option, exact=True)).check()
+        self._settled()
+
     def is_shown(self, label: str) -> bool:
         return any(field.is_visible() for field in self._fields(label).all())
 
@@ -100,8 +105,8 @@ class Page:
         return found.locator("visible=true").first
 
     def _settled(self) -> None:
-        """Changes reach the server in the order in which they were made, but not at once."""
-        self.page.wait_for_timeout(600)
+        """Time for the page to take note of a change."""
+        self.page.wait_for_timeout(300)
 
     # The Model tab
 

@@ -209,6 +209,12 @@ def test_a_restart_executes_extensions_again(probed: Webui, open_page: Any) -> N
     assert page.is_shown("draft-max")
 
 
+def test_choosing_a_model_changes_the_arguments_of_the_one_that_is_loaded(probed: Webui, open_page: Any) -> None:
+    open_page(probed).choose_model("tiny.gguf")
+    probed.complete("Hello")
+    assert isinstance(notes(probed, "generate")[-1]["gpu_layers"], dict)  # and not to a number, but to a change of its slider
+
+
 def test_unloading_asks_only_the_webuis_own_classes_to_free_anything(probed: Webui) -> None:
     probed.complete("Hello")
     probed.post("/v1/internal/model/unload")
