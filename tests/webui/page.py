@@ -108,6 +108,14 @@ class Page:
         """Time for the page to take note of a change."""
         self.page.wait_for_timeout(300)
 
+    def toast(self) -> str:
+        """What a message over the page says, which is closed then."""
+        shown = self.page.get_by_test_id("toast-body").first
+        shown.wait_for()
+        text = shown.inner_text().strip()
+        shown.locator(".toast-close").first.click()
+        return text
+
     # The Model tab
 
     def choose_model(self, model: str, loader: str | None = None) -> None:
@@ -154,13 +162,17 @@ class Page:
 
     def send(self, text: str, wait: bool = True) -> str:
         """Sends a message; the answer, or with ``wait=False`` what there is of it."""
-        self.tab("Chat")
         known = len(self.replies())
+        self.send_only(text)
+        self._until(lambda: len(self.replies()) > known)
+        return self.wait_reply() if wait else self._begun("")
+
+    def send_only(self, text: str) -> None:
+        """Without an answer to wait for."""
+        self.tab("Chat")
         self.page.locator("#chat-input textarea").first.fill(text)
         self._settled()
         self._click("Generate")
-        self._until(lambda: len(self.replies()) > known)
-        return self.wait_reply() if wait else self._begun("")
 
     def regenerate(self, wait: bool = True) -> str:
         return self._again("Regenerate", wait)

@@ -235,3 +235,9 @@ def test_choosing_a_model_flips_the_loader_and_saving_writes_its_name(probed: We
     assert saved["tiny.gguf$"]["loader"] == "llama.cpp"
     assert "tiny.gguf" in page.load()  # which upstream's own llama.cpp can only where its programs are installed
     assert page.unload() == "Model unloaded"
+
+
+def test_without_a_model_the_chat_says_so(probed: Webui, open_page: Any) -> None:
+    page = open_page(probed)
+    page.send_only("Hello")
+    assert "no model" in page.toast().lower()

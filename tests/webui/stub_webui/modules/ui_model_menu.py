@@ -57,7 +57,8 @@ def create_ui():
             if name not in ("loader", "filter_by_loader", "model_draft", *DRAFT):
                 shared.gradio[name] = _widget(name, getattr(shared.args, name))
         shared.gradio["vram_info"] = gr.HTML("VRAM:")
-        shared.gradio["lora_menu"] = gr.Textbox(label="LoRA(s)")
+        loras = utils.get_available_loras()
+        shared.gradio["lora_menu"] = gr.Dropdown(loras, value=shared.lora_names, multiselect=True, label="LoRA(s)")
         shared.gradio["lora_menu_apply"] = gr.Button("Apply LoRAs")
         status = "No model is loaded" if shared.model_name == "None" else "Ready"
         shared.gradio["model_status"] = gr.Markdown(status, elem_id="model-status")
@@ -115,10 +116,9 @@ def load_model_wrapper(selected_model, loader, autoload=False):
 
 
 def load_lora_wrapper(selected_loras):
-    names = [name for name in selected_loras.split(",") if name]
-    yield f"Applying {names}"
-    add_lora_to_model(names)
-    yield f"Applied {names}"
+    yield f"Applying {', '.join(selected_loras)}"
+    add_lora_to_model(selected_loras)
+    yield "The LoRAs were applied successfully"
 
 
 def update_truncation_length(current_length, state):

@@ -147,6 +147,17 @@ async def post_loras(data: LoadLorasRequest):
     return _or_error(400, "The LoRAs could not be applied.", models.load_loras, data.lora_names)
 
 
+@app.get("/v1/internal/lora/list")
+async def get_loras():
+    return models.list_loras()
+
+
+@app.post("/v1/internal/lora/unload")
+async def post_no_loras():
+    models.load_loras([])
+    return "OK"
+
+
 def run_server():
     logger.info(f"API on port {shared.args.api_port}")
     uvicorn.run(app, host="127.0.0.1", port=shared.args.api_port, access_log=False, log_level="warning")
