@@ -28,7 +28,12 @@ class Page:
     def _ready(self) -> None:
         self.page.get_by_role("tab", name="Model", exact=True).first.wait_for(timeout=3 * SECONDS)
         self.page.locator("#chat").first.wait_for(state="attached")
-        self.page.wait_for_timeout(700)  # what the page asks the server for when it is opened
+        self.tab("Model")
+        end = time.monotonic() + 3
+        while not self.value("Model loader") and time.monotonic() < end:
+            self.page.wait_for_timeout(50)  # until the server has sent what was set; the real one may have lost the loader
+        self.tab("Chat")
+        self._settled()
 
     # Tabs and widgets
 
