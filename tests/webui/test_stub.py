@@ -238,6 +238,7 @@ def test_choosing_a_model_flips_the_loader_and_saving_writes_its_name(probed: We
 
 
 def test_without_a_model_the_chat_says_so(probed: Webui, open_page: Any) -> None:
+    probed.post("/v1/internal/model/unload")
     page = open_page(probed)
     page.send_only("Hello")
     assert "no model" in page.toast().lower()
