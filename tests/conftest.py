@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 
+import browser as browsers
 import models
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")  # no test may depend on the network
@@ -94,6 +95,11 @@ def torch_reference() -> Any:
 
     torch.set_num_threads(THREADS)
     return AutoModelForCausalLM.from_pretrained(_file(models.smollm2_torch), dtype=torch.float32).eval()
+
+
+@pytest.fixture(scope="session")
+def browser() -> Iterator[Any]:
+    yield from browsers.launched()
 
 
 class _Loaded:

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from playwright.sync_api import sync_playwright
 
-from server.conftest import CURE, FLAGS, find_browser
 from webui import folders
 from webui.driver import Webui
 from webui.page import Page
@@ -46,19 +43,6 @@ def start_webui(webui_folder: Path) -> Iterator[Callable[..., Webui]]:
 def start_webui_for_module(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., Webui]]:
     """The same for all tests of a file: ``folder=`` is one from `folders.make`, or else a fresh one is made."""
     yield from _starting(lambda: folders.make(tmp_path_factory.mktemp("webui") / "webui"))
-
-
-@pytest.fixture(scope="session")
-def browser() -> Iterator[Any]:
-    with sync_playwright() as playwright:
-        path = find_browser(playwright)
-        if path is None and os.environ.get("CI"):
-            pytest.fail(CURE, pytrace=False)
-        elif path is None:
-            pytest.skip(CURE)
-        chromium = playwright.chromium.launch(executable_path=path, args=FLAGS)
-        yield chromium
-        chromium.close()
 
 
 @pytest.fixture

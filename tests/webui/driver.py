@@ -43,8 +43,11 @@ class Webui:
     def user_data(self) -> Path:
         return self.folder / "user_data"
 
-    def start(self, *flags: str, command: list[str] | None = None, limit: float = LIMIT) -> Webui:
+    def start(
+        self, *flags: str, command: list[str] | None = None, env: dict[str, str] | None = None, limit: float = LIMIT
+    ) -> Webui:
         """``python server.py --api`` with `flags`, or another `command` to which the same is added; returns when it answers.
+        `env` goes on top of `environment()`.
 
         Raises `WebuiEnded` where the process ends instead, `TimeoutError` where it does neither.
         """
@@ -55,7 +58,7 @@ class Webui:
             self.process = subprocess.Popen(
                 [*(command or [folders.python(), "server.py"]), *ports, *flags],
                 cwd=self.folder,
-                env=environment(),
+                env={**environment(), **(env or {})},
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,

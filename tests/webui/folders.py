@@ -26,7 +26,7 @@ def checkout() -> Path | None:
 def python() -> str:
     named = os.environ.get("TEXTGEN_WEBUI_PYTHON")
     if named:
-        return named
+        return os.path.abspath(named) if os.path.dirname(named) else named
     if checkout() is not None:
         for place in ("installer_files/env/bin/python", "installer_files/env/python.exe"):
             if (checkout() / place).is_file():

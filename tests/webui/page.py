@@ -9,7 +9,7 @@ from typing import Any
 from webui.driver import Webui
 
 SECONDS = 20_000
-LOADED = re.compile(r"success|fail|error|unloaded|saved|not saving|no model", re.IGNORECASE)
+LOADED = re.compile(r"success|fail|error|unloaded|not loaded|saved|not saving|no model", re.IGNORECASE)
 
 
 class Page:
@@ -28,7 +28,12 @@ class Page:
     def _ready(self) -> None:
         self.page.get_by_role("tab", name="Model", exact=True).first.wait_for(timeout=3 * SECONDS)
         self.page.locator("#chat").first.wait_for(state="attached")
-        self.page.wait_for_timeout(700)  # what the page asks the server for when it is opened
+        self.tab("Model")
+        end = time.monotonic() + 3
+        while not self.value("Model loader") and time.monotonic() < end:
+            self.page.wait_for_timeout(50)  # until the server has sent what was set; the real one may have lost the loader
+        self.tab("Chat")
+        self._settled()
 
     # Tabs and widgets
 
@@ -43,11 +48,13 @@ class Page:
 
     def options(self, label: str) -> list[str]:
         """What a dropdown offers."""
-        self._field(label).click()
+        field = self._field(label)
+        field.click()
         options = self.page.get_by_role("option")
         options.first.wait_for()
         found = [(option.get_attribute("aria-label") or option.inner_text()).strip() for option in options.all()]
-        self.page.keyboard.press("Escape")
+        field.blur()  # it opens when the focus comes
+        options.first.wait_for(state="detached")
         return found
 
     def choose(self, label: str, option: str) -> None:
@@ -69,8 +76,20 @@ class Page:
             field.blur()
         self._settled()
 
+    def pick(self, option: str) -> None:
+        """One of several buttons of which one is pressed."""
+        self._visible(self.page.get_by_role("radio", name=option, exact=True)).check()
+        self._settled()
+
     def is_shown(self, label: str) -> bool:
         return any(field.is_visible() for field in self._fields(label).all())
+
+    def unfold(self, name: str) -> None:
+        """Opens an accordion, where it is closed and there is one of that name."""
+        for button in self.page.get_by_role("button", name=name).all():
+            if button.is_visible() and "open" not in (button.get_attribute("class") or "").split():
+                button.click()
+                self.page.wait_for_timeout(200)
 
     def press(self, name: str | re.Pattern[str]) -> None:
         exact = isinstance(name, str)
@@ -91,8 +110,16 @@ class Page:
         return found.locator("visible=true").first
 
     def _settled(self) -> None:
-        """Changes reach the server in the order in which they were made, but not at once."""
-        self.page.wait_for_timeout(600)
+        """Time for the page to take note of a change."""
+        self.page.wait_for_timeout(300)
+
+    def toast(self) -> str:
+        """What a message over the page says, which is closed then."""
+        shown = self.page.get_by_test_id("toast-body").first
+        shown.wait_for()
+        text = shown.inner_text().strip()
+        shown.locator(".toast-close").first.click()
+        return text
 
     # The Model tab
 
@@ -140,13 +167,17 @@ class Page:
 
     def send(self, text: str, wait: bool = True) -> str:
         """Sends a message; the answer, or with ``wait=False`` what there is of it."""
-        self.tab("Chat")
         known = len(self.replies())
+        self.send_only(text)
+        self._until(lambda: len(self.replies()) > known)
+        return self.wait_reply() if wait else self._begun("")
+
+    def send_only(self, text: str) -> None:
+        """Without an answer to wait for."""
+        self.tab("Chat")
         self.page.locator("#chat-input textarea").first.fill(text)
         self._settled()
         self._click("Generate")
-        self._until(lambda: len(self.replies()) > known)
-        return self.wait_reply() if wait else self.reply()
 
     def regenerate(self, wait: bool = True) -> str:
         return self._again("Regenerate", wait)
@@ -156,16 +187,25 @@ class Page:
 
     def _again(self, button: str, wait: bool) -> str:
         self.tab("Chat")
+        before = self.reply()
         self._click(button)
         self.page.locator("._generating").first.wait_for(state="attached")
-        return self.wait_reply() if wait else self.reply()
+        return self.wait_reply() if wait else self._begun(before)
+
+    def _begun(self, before: str) -> str:
+        """The answer as soon as there is something of it."""
+        self._until(lambda: self.reply() not in ("", before) or not self._generating())
+        return self.reply()
+
+    def _generating(self) -> bool:
+        return self.page.locator("._generating").count() > 0
 
     def stop(self) -> str:
         self._click("stop")
         return self.wait_reply()
 
     def wait_reply(self, limit: float = 60.0) -> str:
-        self._until(lambda: self.page.locator("._generating").count() == 0, limit)
+        self._until(lambda: not self._generating(), limit)
         self.page.wait_for_timeout(300)
         return self.reply()
 

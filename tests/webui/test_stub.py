@@ -192,6 +192,36 @@ def test_the_chat_page(probed: Webui, open_page: Any) -> None:
     assert len(page.replies()) == 2
 
 
+def test_a_restart_executes_extensions_again(probed: Webui, open_page: Any) -> None:
+    page = open_page(probed)
+    before = len(notes(probed, "executed"))
+    page.restart()
+    assert len(notes(probed, "executed")) == len(notes(probed, "setup")) == before + 1
+    page.tab("probe")
+    page.page.get_by_text("The probe is here.").wait_for()
+    assert probed.complete("Hello").startswith("answer ")  # the model is still there
+    page.tab("Model")
+    assert "llama.cpp" in page.options("Model loader")
+    page.choose("Model loader", "llama.cpp")
+    page.set("ctx-size", 2048)
+    assert page.value("ctx-size") == "2048"
+    page.unfold("Speculative decoding")
+    assert page.is_shown("draft-max")
+
+
+def test_choosing_a_model_changes_the_arguments_of_the_one_that_is_loaded(probed: Webui, open_page: Any) -> None:
+    open_page(probed).choose_model("tiny.gguf")
+    probed.complete("Hello")
+    assert isinstance(notes(probed, "generate")[-1]["gpu_layers"], dict)  # and not to a number, but to a change of its slider
+
+
+def test_unloading_asks_only_the_webuis_own_classes_to_free_anything(probed: Webui) -> None:
+    probed.complete("Hello")
+    probed.post("/v1/internal/model/unload")
+    assert probed.info()["model_name"] == "None"
+    assert not notes(probed, "unload")
+
+
 def test_choosing_a_model_flips_the_loader_and_saving_writes_its_name(probed: Webui, open_page: Any) -> None:
     page = open_page(probed)
     page.tab("Model")
@@ -203,20 +233,12 @@ def test_choosing_a_model_flips_the_loader_and_saving_writes_its_name(probed: We
     page.save_settings()
     saved = yaml.safe_load((probed.user_data / "models" / "config-user.yaml").read_text(encoding="utf-8"))
     assert saved["tiny.gguf$"]["loader"] == "llama.cpp"
+    assert "tiny.gguf" in page.load()  # which upstream's own llama.cpp can only where its programs are installed
+    assert page.unload() == "Model unloaded"
 
 
-def test_a_restart_executes_extensions_again(probed: Webui, open_page: Any) -> None:
-    page = open_page(probed)
-    before = len(notes(probed, "executed"))
-    page.restart()
-    assert len(notes(probed, "executed")) == len(notes(probed, "setup")) == before + 1
-    page.tab("probe")
-    page.page.get_by_text("The probe is here.").wait_for()
-    assert probed.complete("Hello").startswith("answer ")  # the model is still there
-
-
-def test_unloading_asks_only_the_webuis_own_classes_to_free_anything(probed: Webui) -> None:
-    probed.complete("Hello")
+def test_without_a_model_the_chat_says_so(probed: Webui, open_page: Any) -> None:
     probed.post("/v1/internal/model/unload")
-    assert probed.info()["model_name"] == "None"
-    assert not notes(probed, "unload")
+    page = open_page(probed)
+    page.send_only("Hello")
+    assert "no model" in page.toast().lower()

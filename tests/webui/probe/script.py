@@ -46,11 +46,12 @@ class ProbeModel:
             inside, calls = inside + 1, calls + 1
             number = calls
         prompt = "".join(chr(int(one)) for one in inputs[0])
-        note("generate", inside=inside, prompt=prompt, **kwargs)
+        note("generate", inside=inside, prompt=prompt, gpu_layers=shared.args.gpu_layers, **kwargs)
         try:
             if "FAIL" in prompt:
                 raise RuntimeError("told to fail")
             ids = inputs
+            time.sleep(0.2)  # as if the prompt were read: words that come at once take the place of the question on the page
             for letter in f"answer {number}" if "SLOW" not in prompt else "abcdefghij" * 10:
                 if "REJECT" in prompt:  # as assisted decoding does: candidates that are not taken
                     stopping_criteria(torch.cat([ids, torch.tensor([[ord("#")]])], 1), None)

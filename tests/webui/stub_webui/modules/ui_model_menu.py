@@ -41,7 +41,9 @@ def create_ui():
     with gr.Tab("Model", elem_id="model-tab"):
         with gr.Row():
             models = utils.get_available_models()
-            shared.gradio["model_menu"] = gr.Dropdown(models, value=lambda: shared.model_name, label="Model")
+            shared.gradio["model_menu"] = gr.Dropdown(
+                models, value=lambda: shared.model_name, label="Model", allow_custom_value=True
+            )
             for name, text in (("load_model", "Load"), ("unload_model", "Unload"), ("save_model_settings", "Save settings")):
                 shared.gradio[name] = gr.Button(text)
         choices = ["llama.cpp"] if shared.args.portable else list(loaders.loaders_and_params)
@@ -52,10 +54,11 @@ def create_ui():
             for name in DRAFT:
                 shared.gradio[name] = _widget(name, getattr(shared.args, name))
         for name in loaders.list_model_elements():
-            if name not in shared.gradio:
+            if name not in ("loader", "filter_by_loader", "model_draft", *DRAFT):
                 shared.gradio[name] = _widget(name, getattr(shared.args, name))
         shared.gradio["vram_info"] = gr.HTML("VRAM:")
-        shared.gradio["lora_menu"] = gr.Textbox(label="LoRA(s)")
+        loras = utils.get_available_loras()
+        shared.gradio["lora_menu"] = gr.Dropdown(loras, value=shared.lora_names, multiselect=True, label="LoRA(s)")
         shared.gradio["lora_menu_apply"] = gr.Button("Apply LoRAs")
         status = "No model is loaded" if shared.model_name == "None" else "Ready"
         shared.gradio["model_status"] = gr.Markdown(status, elem_id="model-status")
@@ -113,10 +116,9 @@ def load_model_wrapper(selected_model, loader, autoload=False):
 
 
 def load_lora_wrapper(selected_loras):
-    names = [name for name in selected_loras.split(",") if name]
-    yield f"Applying {names}"
-    add_lora_to_model(names)
-    yield f"Applied {names}"
+    yield f"Applying {', '.join(selected_loras)}"
+    add_lora_to_model(selected_loras)
+    yield "The LoRAs were applied successfully"
 
 
 def update_truncation_length(current_length, state):

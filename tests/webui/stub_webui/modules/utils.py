@@ -42,3 +42,7 @@ def get_available_extensions():
     """The user's own first; one of these hides the webui's of the same name."""
     own = sorted(script.parent.name for script in (shared.user_data_dir / "extensions").glob("*/script.py"))
     return own + sorted({script.parent.name for script in Path("extensions").glob("*/script.py")} - set(own))
+
+
+def get_available_loras():
+    return ["None", *sorted(item.name for item in Path(shared.args.lora_dir).glob("*") if item.suffix != ".txt")]

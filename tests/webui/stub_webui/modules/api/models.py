@@ -2,7 +2,7 @@ from modules import loaders, shared
 from modules.LoRA import add_lora_to_model
 from modules.models import load_model, unload_model
 from modules.models_settings import get_model_metadata, update_model_parameters
-from modules.utils import get_available_models
+from modules.utils import get_available_loras, get_available_models
 
 
 def get_current_model_info():
@@ -28,6 +28,10 @@ def _load_model(data):
     shared.model, shared.tokenizer = load_model(data["model_name"])
     if data.get("instruction_template_str") is not None:
         shared.settings["instruction_template_str"] = data["instruction_template_str"]
+
+
+def list_loras():
+    return {"lora_names": get_available_loras()[1:]}
 
 
 def load_loras(lora_names):

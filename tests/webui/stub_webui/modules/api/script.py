@@ -5,7 +5,7 @@ import traceback
 
 import uvicorn
 from fastapi import FastAPI, HTTPException, Request
-from fastapi.responses import JSONResponse, StreamingResponse
+from fastapi.responses import JSONResponse
 from modules import shared
 from modules.logging_colors import logger
 from modules.models import unload_model
@@ -14,6 +14,7 @@ from starlette.concurrency import iterate_in_threadpool
 
 from . import completions, logits, models, tokens
 from .errors import OpenAIError
+from .events import EventSourceResponse
 from .typing import (
     ChatCompletionRequest,
     CompletionRequest,
@@ -57,13 +58,13 @@ async def _answer(request, body, whole, pieces):
             async for piece in iterate_in_threadpool(found):
                 if await request.is_disconnected():
                     break
-                yield f"data: {json.dumps(piece)}\n\n"
-            yield "data: [DONE]\n\n"
+                yield {"data": json.dumps(piece)}
+            yield {"data": "[DONE]"}
         finally:
             stop_event.set()
             found.close()
 
-    return StreamingResponse(events(), media_type="text/event-stream")
+    return EventSourceResponse(events(), sep="\n")
 
 
 @app.post("/v1/completions")
@@ -144,6 +145,17 @@ async def post_unload():
 @app.post("/v1/internal/lora/load")
 async def post_loras(data: LoadLorasRequest):
     return _or_error(400, "The LoRAs could not be applied.", models.load_loras, data.lora_names)
+
+
+@app.get("/v1/internal/lora/list")
+async def get_loras():
+    return models.list_loras()
+
+
+@app.post("/v1/internal/lora/unload")
+async def post_no_loras():
+    models.load_loras([])
+    return "OK"
 
 
 def run_server():
