@@ -21,11 +21,10 @@ from typing import Any
 
 from modules import shared, utils
 
-__all__ = ["LOADER", "LlamacppHF", "engine", "panel", "problem", "register", "settings", "take_over"]
+__all__ = ["LOADER", "LlamacppHF", "engine", "panel", "part", "problem", "register", "settings", "take_over"]
 
 LOADER = "llamacpp_HF"
 ENGINE = "transformers_llamacpp"
-SEAMS = "modules.llamacpp_hf_seams"
 HERE = Path(__file__).resolve().parent
 
 # -- the engine --------------------------------------------------------------------------------------------------------
@@ -58,8 +57,10 @@ def _load_file(name: str, file: Path) -> ModuleType:
     return module
 
 
-def _seams() -> Any:
-    return sys.modules.get(SEAMS) or _load_file(SEAMS, HERE / "llamacpp_hf_seams.py")
+def part(name: str) -> Any:
+    """Another file of the loader, beside this one: "seams" or "replies"."""
+    module = f"{__name__}_{name}"
+    return sys.modules.get(module) or _load_file(module, HERE / f"llamacpp_hf_{name}.py")
 
 
 def problem() -> str | None:
@@ -121,16 +122,16 @@ class LlamacppHF(_Model):
 def panel() -> Any:
     """What the tab of the extension shows and does (`transformers_llamacpp.webui.panel.Panel`)."""
 
-    seams = _seams()
+    seams = part("seams")
     return engine("webui.panel").Panel(settings(), seams.loaded_model, seams.failure, seams.load_again)
 
 
 def register() -> None:
     """Make the loader known to the webui. Idempotent, and called again after the page's modules were imported."""
-    _seams().register()
+    part("seams").register()
 
 
 def take_over() -> None:
     """Load the model of the command line, where it asked for this loader: the webui, which did not know it then, loaded the
     model with another one, or none."""
-    _seams().take_over()
+    part("seams").take_over()

@@ -2,7 +2,7 @@
 of loaders, without an edit.
 
 `register()` adds it to the webui's tables and puts functions of its own in the place of those that know the list, wherever
-they were imported.
+they were imported. Here is what loads, unloads and saves; `llamacpp_hf_replies.py` has what answers.
 """
 
 from __future__ import annotations
@@ -14,17 +14,16 @@ import re
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextvars import ContextVar
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import yaml
 from modules import llamacpp_hf as host
-from modules import loaders, models, models_settings, shared, text_generation, utils
+from modules import loaders, models, models_settings, shared
 from modules.llamacpp_hf import LOADER, LlamacppHF, engine
 from modules.logging_colors import logger
 
-__all__ = ["failure", "load_again", "loaded_model", "register", "take_over"]
+__all__ = ["failure", "is_ours", "load_again", "loaded_model", "register", "replace", "take_over"]
 
 LOAD_PARAMETERS = [
     "gpu_layers", "threads", "threads_batch", "batch_size", "ubatch_size", "ctx_size", "cache_type", "tensor_split",
@@ -32,6 +31,8 @@ LOAD_PARAMETERS = [
     "gpu_layers_draft", "ctx_size_draft", "speculative_decoding_accordion",
 ]  # fmt: skip
 """Elements of the Model tab that this loader reads."""
+
+FLAGS = [name for name in LOAD_PARAMETERS if not name.endswith("_accordion")]
 
 
 # -- what is remembered ------------------------------------------------------------------------------------------------
@@ -76,15 +77,24 @@ class _Failure:
 
 
 class _Intent:
-    """`asleep`: the model of ours that was unloaded for idleness and is to come back as it was. `loader`: what was chosen for
-    the next load while a model of ours is there; `shared.args.loader`, which the webui asks about the model it has, must not
-    tell that yet."""
+    """What the webui keeps in `shared.args` for the model that is loaded and for the one that is being chosen.
 
+    `flags`: those that the model of ours was loaded with. `asleep`: the name of one that was unloaded for idleness, and is to
+    come back as it was. `loader`: what was chosen for the next load while a model of ours is there; `shared.args.loader`,
+    which the webui asks about the model it has, must not tell that yet."""
+
+    flags: ClassVar[dict[str, Any]] = {}
     asleep: str | None = None
     loader: str | None = None
 
+    @classmethod
+    def as_loaded(cls) -> None:
+        """The flags of the model that is there, or asleep, again."""
+        for name, value in cls.flags.items():
+            setattr(shared.args, name, value)
 
-def _is_ours(loader: Any) -> bool:
+
+def is_ours(loader: Any) -> bool:
     return re.sub(r"[^a-z]", "", str(loader).lower()) == "llamacpphf"
 
 
@@ -103,7 +113,7 @@ def failure() -> str:
 _replaced: dict[str, tuple[Any, Any]] = {}
 
 
-def _replace(module: Any, name: str, make: Callable[[Any], Any]) -> None:
+def replace(module: Any, name: str, make: Callable[[Any], Any]) -> None:
     """Put `make(function)` in the function's place, in its module and in all that imported it by name. Once; called again
     it looks for what was imported since."""
     key = f"{module.__name__}.{name}"
@@ -123,25 +133,21 @@ def register() -> None:
     loaders.loaders_samplers[LOADER] = loaders.transformers_samplers() - {"static_cache"}
     for cached in (loaders.list_all_samplers, loaders.get_all_params, loaders.list_model_elements):
         cached.cache_clear()
-    _replace(shared, "fix_loader_name", _fix_loader_name)
-    if shared.args.loader is None and _is_ours(shared.original_args.loader):
+    replace(shared, "fix_loader_name", _fix_loader_name)
+    if shared.args.loader is None and is_ours(shared.original_args.loader):
         shared.args.loader = shared.original_args.loader = LOADER
     _clean_user_config()
-    _replace(models, "load_model", _load_model)
-    _replace(models, "unload_model", _unload_model)
-    _replace(models_settings, "get_model_metadata", _get_model_metadata)
-    _replace(models_settings, "update_model_parameters", _update_model_parameters)
-    _replace(models_settings, "apply_model_settings_to_state", _apply_model_settings_to_state)
-    _replace(models_settings, "save_model_settings", _save_model_settings)
-    _replace(importlib.import_module("modules.LoRA"), "add_lora_to_model", _add_lora_to_model)
-    _replace(text_generation, "generate_reply", _generate_reply)
-    _replace(text_generation, "encode", _encode)
-    _replace(utils, "check_model_loaded", _check_model_loaded)
+    replace(models, "load_model", _load_model)
+    replace(models, "unload_model", _unload_model)
+    replace(models_settings, "get_model_metadata", _get_model_metadata)
+    replace(models_settings, "update_model_parameters", _update_model_parameters)
+    replace(models_settings, "apply_model_settings_to_state", _apply_model_settings_to_state)
+    replace(models_settings, "save_model_settings", _save_model_settings)
+    replace(importlib.import_module("modules.LoRA"), "add_lora_to_model", _add_lora_to_model)
     if (menu := sys.modules.get("modules.ui_model_menu")) is not None:
-        _replace(menu, "update_truncation_length", _update_truncation_length)
-        _replace(menu, "load_model_wrapper", _load_model_wrapper)
-    if getattr(shared.args, "api", False) or getattr(shared.args, "public_api", False):
-        _register_api(importlib.import_module("modules.api.script"))
+        replace(menu, "update_truncation_length", _update_truncation_length)
+        replace(menu, "load_model_wrapper", _load_model_wrapper)
+    host.part("replies").register()
 
 
 def take_over() -> None:
@@ -149,7 +155,7 @@ def take_over() -> None:
     model with another one, or none."""
     name = shared.model_name
     provided = "loader" in shared.provided_arguments
-    wanted = _is_ours(shared.original_args.loader) if provided else name not in (None, "None") and name in remembered
+    wanted = is_ours(shared.original_args.loader) if provided else name not in (None, "None") and name in remembered
     if not wanted:
         return
     shared.args.loader = LOADER
@@ -163,7 +169,7 @@ def take_over() -> None:
 
 
 def _fix_loader_name(old: Any) -> Any:
-    return lambda name: LOADER if _is_ours(name) else old(name)
+    return lambda name: LOADER if is_ours(name) else old(name)
 
 
 def _clean_user_config() -> None:
@@ -179,7 +185,7 @@ def _clean_user_config() -> None:
         path.write_text(cleaned, encoding="utf-8")
         logger.info(f"{LOADER}: remembers the loader of {', '.join(patterns)} in {remembered.file()} from now on")
     for saved in shared.user_config.values():
-        if isinstance(saved, dict) and _is_ours(saved.get("loader")):
+        if isinstance(saved, dict) and is_ours(saved.get("loader")):
             del saved["loader"]
 
 
@@ -196,9 +202,10 @@ def _load_model(old: Any) -> Any:
     def load_model(model_name: str, loader: str | None = None) -> Any:
         if loader is None and _Intent.asleep == model_name:
             loader = LOADER
+            _Intent.as_loaded()
         chosen = loader or _Intent.loader or shared.args.loader or (LOADER if model_name in remembered else None)
         _Failure.message, _Intent.asleep, _Intent.loader = "", None, None
-        if not _is_ours(chosen):
+        if not is_ours(chosen):
             return old(model_name, chosen)
         try:
             return _load(model_name)
@@ -224,6 +231,7 @@ def _load(model_name: str) -> tuple[Any, Any]:
     importlib.import_module("modules.transformers_loader")  # quietens transformers, which generation would do anyway
     importlib.import_module("modules.sampler_hijack").hijack_samplers()  # before the model makes its GenerationConfig
     metadata = models_settings.get_model_metadata(model_name)
+    _Intent.flags = {name: getattr(shared.args, name) for name in FLAGS}
     model, tokenizer = LlamacppHF.from_pretrained(model_name)
     shared.settings.update({name: value for name, value in metadata.items() if name in shared.settings})
     shared.settings["truncation_length"] = model.config.max_position_embeddings
@@ -267,7 +275,7 @@ def _add_lora_to_model(old: Any) -> Any:
                 raise errors.ModelLoadError(reason) from None
             shared.lora_names = names
         except errors.LlamaCppError as error:
-            raise _told(error, "gradio" in sys.modules) from error
+            raise host.part("replies").told(error, "gradio" in sys.modules) from error
 
     return add_lora_to_model
 
@@ -275,6 +283,7 @@ def _add_lora_to_model(old: Any) -> Any:
 def load_again() -> None:
     name = shared.model_name
     models.unload_model(keep_model_name=True)
+    _Intent.as_loaded()
     shared.model, shared.tokenizer = models.load_model(name, LOADER)
 
 
@@ -288,11 +297,8 @@ def _get_model_metadata(old: Any) -> Any:
 
 def _update_model_parameters(old: Any) -> Any:
     def update_model_parameters(state: dict[str, Any], initial: bool = False) -> None:
-        # the webui puts into its state what only its page can read, and then takes that for the flags
-        state = {
-            name: value["value"] if isinstance(value, dict) and "value" in value and "__type__" in value else value
-            for name, value in state.items()
-        }
+        # the webui puts updates of its page into its state, and then takes them for the flags
+        state = {name: value for name, value in state.items() if not (isinstance(value, dict) and "__type__" in value)}
         _Intent.loader = None
         if loaded_model() is not None and "loader" in state:
             _Intent.loader = state.pop("loader")
@@ -313,9 +319,9 @@ def _apply_model_settings_to_state(old: Any) -> Any:
             if re.match(pattern.lower(), Path(str(model)).name.lower())
         )  # fmt: skip
         loaded = loaded_model() is not None and model == shared.model_name
-        if (_is_ours(before) or loaded) and state.get("loader") == "llama.cpp" and not chosen:
+        if (is_ours(before) or loaded) and state.get("loader") == "llama.cpp" and not chosen:
             state["loader"] = LOADER
-        elif _is_ours(state.get("loader")):
+        elif is_ours(state.get("loader")):
             found = models_settings.get_model_metadata(model)
             if "gpu_layers" in found:
                 gr = importlib.import_module("gradio")
@@ -328,7 +334,7 @@ def _apply_model_settings_to_state(old: Any) -> Any:
 def _save_model_settings(old: Any) -> Any:
     def save_model_settings(model: str, state: dict[str, Any]) -> Iterator[str]:
         pattern = Path(str(model)).name + "$"
-        if model == "None" or not _is_ours(state.get("loader")):
+        if model == "None" or not is_ours(state.get("loader")):
             if model != "None":
                 remembered.set(pattern, False)
             yield from old(model, state)
@@ -347,7 +353,7 @@ def _save_model_settings(old: Any) -> Any:
 
 def _update_truncation_length(old: Any) -> Any:
     def update_truncation_length(current_length: Any, state: dict[str, Any]) -> Any:
-        if _is_ours(state.get("loader")) and loaded_model() is not None:
+        if is_ours(state.get("loader")) and loaded_model() is not None:
             return shared.settings["truncation_length"]
         return old(current_length, state)
 
@@ -361,176 +367,8 @@ def _load_model_wrapper(old: Any) -> Any:
                 failed = autoload and _Failure.message and not text.startswith("Loading")
                 yield f"### Not loaded\n\n{_Failure.message}" if failed else text
         except Exception as error:  # the webui reads the file's metadata first, and believes what it finds
-            if not _is_ours(loader):
+            if not is_ours(loader):
                 raise
             yield f"### Not loaded\n\n{_why(selected_model, error)}"
 
     return load_model_wrapper
-
-
-# -- generation --------------------------------------------------------------------------------------------------------
-
-
-def _generate_reply(old: Any) -> Any:
-    def generate_reply(*args: Any, **kwargs: Any) -> Iterator[str]:
-        for_ui = bool(kwargs.get("for_ui"))
-        try:
-            models.load_model_if_idle_unloaded()
-        except Exception as error:
-            raise _told(error, for_ui) from error
-        if shared.model is None and _Failure.message:
-            raise _told(RuntimeError(_Failure.message), for_ui)
-        if loaded_model() is None:
-            yield from old(*args, **kwargs)
-            return
-        state = args[1] if len(args) > 1 else kwargs["state"]
-        length, new = state["truncation_length"], state["max_new_tokens"]
-        if new >= length and not state["auto_max_new_tokens"]:
-            reason = f"max_new_tokens={new} leaves no room for a prompt in truncation_length={length}: lower it, or raise that"
-            raise _told(ValueError(reason), for_ui)
-        line = engine("webui.panel").stats_line
-        call = engine("webui.call").WebuiCall(
-            state.get("stop_event"), lambda stats: logger.info(f"{LOADER}: {line(stats)}")
-        )
-        if (listener := _listener.get()) is not None:
-            listener.begin(call)
-        # a list of its own: the webui appends to the one it is given, which several calls may share
-        processors = importlib.import_module("transformers").LogitsProcessorList([*_listed(state), call])
-        state = {**state, "logits_processor": processors}
-        if len(args) > 1:
-            args = (args[0], state, *args[2:])
-        else:
-            kwargs["state"] = state
-        try:
-            yield from old(*args, **kwargs)
-        finally:
-            call.close()
-        if call.error is not None and type(call.error).__name__ != "StopNowException":
-            raise _told(call.error, for_ui) from call.error
-
-    return generate_reply
-
-
-def _listed(state: dict[str, Any]) -> list[Any]:
-    given = state.get("logits_processor")
-    return [] if given is None else list(given) if isinstance(given, list) else [given]
-
-
-def _told(error: BaseException, for_ui: bool) -> BaseException:
-    """The error as who asked can show it: the page in a toast, the API as an HTTP status and JSON."""
-    errors = None if host.problem() else engine("errors")
-    message = " ".join(str(error).split()) or type(error).__name__
-    if errors is not None and isinstance(error, errors.ContextOverflowError):
-        message = (
-            f"{error.needed} tokens do not fit into a context of {error.n_ctx}: load the model with ctx-size {error.needed} or "
-            "more, or lower truncation_length, which shortens the prompt."
-        )
-    if for_ui:
-        return importlib.import_module("gradio").Error(message)
-    if (api := sys.modules.get("modules.api.errors")) is None:
-        return error
-    if errors is not None and isinstance(error, errors.ClosedError):
-        return api.OpenAIError(f"The model was unloaded: {message}", 503)
-    known = (ValueError,) if errors is None else (ValueError, errors.LlamaCppError)
-    if isinstance(error, known) and not (errors is not None and isinstance(error, errors.DecodeError)):
-        return api.InvalidRequestError(message, param=getattr(error, "option", None))
-    return api.OpenAIError(message, 500)
-
-
-def _encode(old: Any) -> Any:
-    def encode(*args: Any, **kwargs: Any) -> Any:
-        if shared.model is None and _Failure.message:
-            raise _told(RuntimeError(_Failure.message), False)
-        return old(*args, **kwargs)
-
-    return encode
-
-
-def _check_model_loaded(old: Any) -> Any:
-    def check_model_loaded() -> tuple[bool, str | None]:
-        loaded, message = old()
-        return loaded, message if loaded else (_Failure.message or message)
-
-    return check_model_loaded
-
-
-def _register_api(script: Any) -> None:
-    """Errors with their reason: the API knows only that a load failed, and breaks off a stream without a word. And clients that
-    leave: it notices them between two tokens, which a long prompt may put off for minutes."""
-    _replace(importlib.import_module("modules.logits"), "get_next_logits", _get_next_logits)
-    if getattr(script, "_llamacpp_hf", False):
-        return
-    script._llamacpp_hf = True
-    default = importlib.import_module("fastapi.exception_handlers").http_exception_handler
-
-    async def with_reason(request: Any, error: Any) -> Any:
-        if request.url.path == "/v1/internal/model/load" and error.status_code >= 500 and _Failure.message:
-            error = type(error)(status_code=error.status_code, detail=f"{error.detail} {_Failure.message}")
-        return await default(request, error)
-
-    script.app.add_exception_handler(script.HTTPException, with_reason)
-    script.app.middleware_stack = None  # built again with the handler, where the API runs already
-    if (response := getattr(script, "EventSourceResponse", None)) is not None:
-        script.EventSourceResponse = _streaming(response, importlib.import_module("modules.api.errors").OpenAIError)
-
-
-class _Listener:
-    """Who reads a stream, and the request it is the answer to, once that has begun."""
-
-    def __init__(self) -> None:
-        self._call: Any = None
-        self._left = False
-
-    def begin(self, call: Any) -> None:
-        self._call = call
-        if self._left:
-            call.close()
-
-    def leave(self) -> None:
-        self._left = True
-        if self._call is not None:
-            self._call.close()
-
-
-_listener: ContextVar[_Listener | None] = ContextVar("llamacpp_hf_listener", default=None)
-
-
-def _streaming(response: Any, error_type: Any) -> Any:
-    class Response(response):  # type: ignore[misc]
-        def __init__(self, content: Any, *args: Any, **kwargs: Any) -> None:
-            self._listener = _Listener()
-            super().__init__(self._until_error(content), *args, **kwargs)
-
-        async def _until_error(self, events: Any) -> Any:
-            _listener.set(self._listener)  # the thread that the events are made in takes it over
-            try:
-                async for event in events:
-                    yield event
-            except error_type as error:
-                kind = "server_error" if error.code >= 500 else "invalid_request_error"
-                yield {"data": json.dumps({"error": {"message": error.message, "type": kind, "code": error.code}})}
-
-        async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-            async def watched() -> Any:
-                message = await receive()
-                if message["type"] == "http.disconnect":
-                    self._listener.leave()
-                return message
-
-            await super().__call__(scope, watched, send)
-
-    return Response
-
-
-def _get_next_logits(old: Any) -> Any:
-    """The webui logs what goes wrong and answers with nothing."""
-
-    def get_next_logits(*args: Any, **kwargs: Any) -> Any:
-        result = old(*args, **kwargs)
-        ours = loaded_model() is not None or (shared.model is None and _Failure.message)
-        if isinstance(result, dict) or not ours or not kwargs.get("return_dict"):
-            return result
-        reason = result[0] if isinstance(result, tuple) else "the logits could not be computed, for a reason in the log"
-        raise _told(RuntimeError(reason), False)
-
-    return get_next_logits

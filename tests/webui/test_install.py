@@ -23,7 +23,7 @@ pytestmark = pytest.mark.once
 
 ROOT = Path(__file__).resolve().parents[2]
 
-LOADER, SEAMS = payload.LOADERS
+LOADER, SEAMS, REPLIES = payload.LOADERS
 PACKAGE = "modules/transformers_llamacpp"
 PANEL = "user_data/extensions/llamacpp_hf"
 RECORD = "user_data/llamacpp_hf/installed.json"
@@ -60,6 +60,7 @@ def source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         {
             LOADER: "# finds transformers_llamacpp\n",
             SEAMS: "# of transformers_llamacpp\n",
+            REPLIES: "# of transformers_llamacpp\n",
             f"{PACKAGE}/__init__.py": '"""transformers_llamacpp"""\n',
             f"{PACKAGE}/native/model.py": "",
             f"{PACKAGE}/py.typed": "",
@@ -69,7 +70,7 @@ def source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
             "extensions/llamacpp_hf/requirements.txt": "# transformers_llamacpp\nnumpy>=1  # there\nno-such-thing>=2\n",
         },
     )
-    made = payload.Payload((root / LOADER, root / SEAMS), root / PACKAGE, root / "extensions/llamacpp_hf")
+    made = payload.Payload(tuple(root / name for name in payload.LOADERS), root / PACKAGE, root / "extensions/llamacpp_hf")
     monkeypatch.setattr(install, "find_payload", lambda: made)
     return root
 
@@ -95,16 +96,16 @@ def test_it_comes_and_goes_without_a_trace(webui: Path, source: Path, options: d
     said = run(webui, **options)
     panel = "extensions/llamacpp_hf" if options.get("system") else PANEL
     inside = [f"{PACKAGE}/{name}" for name in ("__init__.py", "native/model.py", "py.typed")]
-    for name in (LOADER, SEAMS, *inside, f"{panel}/script.py"):
+    for name in (*payload.LOADERS, *inside, f"{panel}/script.py"):
         assert (webui / name).is_file(), name
-    for name in (LOADER, SEAMS, PACKAGE, panel, RECORD):
+    for name in (*payload.LOADERS, PACKAGE, panel, RECORD):
         assert name in said
     assert (webui / LOADER).is_symlink() == options.get("link", False)
     assert (webui / PACKAGE / "server").exists() == options.get("link", False), "the stand-alone page is not copied"
     again = tree(webui)
     run(webui, **options)
     assert tree(webui) == again, "installing again changes nothing"
-    caches = [f"modules/__pycache__/{name}.cpython-311.pyc" for name in ("llamacpp_hf", "llamacpp_hf_seams")]
+    caches = [f"modules/__pycache__/{name}.cpython-311.pyc" for name in ("llamacpp_hf", "llamacpp_hf_replies")]
     caches += ["modules/__pycache__/llamacpp_hf.cpython-313.pyc"]
     caches += [f"{panel}/__pycache__/script.cpython-311.pyc"]
     write(webui, dict.fromkeys([*caches, "user_data/llamacpp_hf/settings.json"], ""))
@@ -222,7 +223,7 @@ def test_a_note_of_the_user_beside_the_panel_stays(webui: Path, source: Path) ->
 
 def test_a_webui_that_is_the_checkout_itself(webui: Path, source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     shutil.copytree(source / "modules", webui / "modules", dirs_exist_ok=True)
-    own = payload.Payload((webui / LOADER, webui / SEAMS), webui / PACKAGE, source / "extensions/llamacpp_hf")
+    own = payload.Payload(tuple(webui / name for name in payload.LOADERS), webui / PACKAGE, source / "extensions/llamacpp_hf")
     monkeypatch.setattr(install, "find_payload", lambda: own)
     before = tree(webui)
     with pytest.raises(WebuiError, match="what it would be made from"):
@@ -241,7 +242,7 @@ def test_links_that_the_system_refuses(webui: Path, source: Path, monkeypatch: p
     run(webui)
     with pytest.raises(WebuiError, match="refuses symbolic links"):
         run(webui, link=True)
-    for name in (LOADER, SEAMS, f"{PACKAGE}/__init__.py", f"{PANEL}/script.py"):
+    for name in (*payload.LOADERS, f"{PACKAGE}/__init__.py", f"{PANEL}/script.py"):
         assert (webui / name).is_file(), "the copies that were there stay"
     remove(webui)
     assert tree(webui) == before
@@ -306,7 +307,7 @@ def test_a_lost_or_damaged_record(webui: Path, source: Path, text: str | None) -
     assert tree(webui) == before
 
 
-DELETED = [LOADER, SEAMS, PACKAGE, f"{PACKAGE}/__init__.py", PANEL, f"{PANEL}/script.py", f"{PANEL}/requirements.txt"]
+DELETED = [*payload.LOADERS, PACKAGE, f"{PACKAGE}/__init__.py", PANEL, f"{PANEL}/script.py", f"{PANEL}/requirements.txt"]
 
 
 @pytest.mark.parametrize(
@@ -331,7 +332,8 @@ def test_links_to_a_checkout_that_has_moved(webui: Path, source: Path, monkeypat
     source = source.rename(source.parent / "moved")
     remove(shutil.copytree(webui, webui.parent / "copy", symlinks=True))
     assert tree(webui.parent / "copy") == before
-    moved = payload.Payload((source / LOADER, source / SEAMS), source / PACKAGE, source / "extensions/llamacpp_hf")
+    loaders = tuple(source / name for name in payload.LOADERS)
+    moved = payload.Payload(loaders, source / PACKAGE, source / "extensions/llamacpp_hf")
     monkeypatch.setattr(install, "find_payload", lambda: moved)
     run(webui)
     assert (webui / LOADER).read_bytes() == (source / LOADER).read_bytes() and not (webui / LOADER).is_symlink()
@@ -468,7 +470,7 @@ def test_from_a_wheel(webui: Path, tmp_path: Path) -> None:
     shutil.copytree(ROOT / "extensions", project / "extensions", ignore=shutil.ignore_patterns("__pycache__"))
     for name in ("pyproject.toml", "README.md"):
         shutil.copy(ROOT / name, project)
-    for name in (LOADER, SEAMS, "extensions/llamacpp_hf/script.py"):
+    for name in (*payload.LOADERS, "extensions/llamacpp_hf/script.py"):
         if not (project / name).is_file():
             write(project, {name: "# transformers_llamacpp\n"})
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
@@ -490,6 +492,6 @@ def test_from_a_wheel(webui: Path, tmp_path: Path) -> None:
         done = subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=120)
         assert done.returncode == 0, done.stderr
         shutil.rmtree(webui / PACKAGE)
-    for name in (LOADER, SEAMS, f"{PANEL}/script.py", f"{PANEL}/requirements.txt"):
+    for name in (*payload.LOADERS, f"{PANEL}/script.py", f"{PANEL}/requirements.txt"):
         from_project = project / name.replace("user_data/", "")
         assert (webui / name).read_bytes() == from_project.read_bytes()

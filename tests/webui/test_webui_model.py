@@ -124,9 +124,11 @@ def test_the_reader_may_leave_at_any_token(model: Any) -> None:
         if len(ids) == len(PROMPT) + 5:
             raise Stopped
 
+    request = WebuiCall()
+    criteria = StoppingCriteriaList([Stream(leave)])
     with pytest.raises(Stopped):
-        call(model, stopping_criteria=StoppingCriteriaList([Stream(leave)]))
-    assert model.last_stats.decode_calls == 5
+        call(model, stopping_criteria=criteria, logits_processor=LogitsProcessorList([request]))
+    assert request.stats is not None and request.stats.decode_calls == request.stats.new_tokens == 5
     model.engine.check()
 
 

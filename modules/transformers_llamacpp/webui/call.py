@@ -10,6 +10,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterable
 from contextvars import ContextVar
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -25,7 +26,7 @@ GROW = 256
 
 class WebuiCall(LogitsProcessor):
     """`stopped()` is asked between decodes. `error` is what `generate()` raised, `stats` what it did; `done(stats)` is called
-    at its end, which may be after that of the request."""
+    at its end, which may be after that of the request. `feed` is what was streamed."""
 
     def __init__(
         self, stop_event: threading.Event | None = None, done: Callable[[GenerateStats], None] | None = None
@@ -35,8 +36,11 @@ class WebuiCall(LogitsProcessor):
         self._closed = False
         self.error: BaseException | None = None
         self.stats: GenerateStats | None = None
+        self.feed: Feed | None = None
 
     def finish(self, stats: GenerateStats) -> None:
+        if self.feed is not None and not stats.new_tokens:  # a reader who leaves ends the call without a result
+            stats = replace(stats, new_tokens=self.feed.new_tokens)
         self.stats = stats
         if self._done is not None:
             self._done(stats)
@@ -109,6 +113,7 @@ class Feed:
         self._ids = torch.empty(0, dtype=torch.int64)
         self._length = 0
         self._prompt_seen = False
+        self.new_tokens = 0
 
     def put(self, value: torch.Tensor) -> None:
         """transformers' streamers get the prompt first, then each token."""
@@ -119,6 +124,7 @@ class Feed:
             self._ids = grown
         self._ids[self._length : self._length + len(tokens)] = tokens
         self._length += len(tokens)
+        self.new_tokens += len(tokens) if self._prompt_seen else 0
         if self._prompt_seen and not (len(tokens) == 1 and int(tokens[0]) in self._hidden):
             self.show(self._ids[: self._length])
         self._prompt_seen = True

@@ -115,7 +115,7 @@ class WebuiModel(LlamaCppForCausalLM):
         arguments["prompt_progress"] = self._watch(criteria, ids)
         feed = Feed(callbacks, hidden)
         if callbacks and plan.streams:
-            arguments["streamer"] = feed
+            arguments["streamer"] = call.feed = feed
         try:
             output = super().generate(inputs, **arguments)
         except GenerationCancelled:

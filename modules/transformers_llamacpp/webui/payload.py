@@ -14,7 +14,7 @@ DISTRIBUTION = "transformers-llamacpp"
 SHARED = "share/transformers-llamacpp/"
 """Where a wheel puts them, below the environment's prefix (`data-files` in pyproject.toml)."""
 
-LOADERS = ("modules/llamacpp_hf.py", "modules/llamacpp_hf_seams.py")
+LOADERS = tuple(f"modules/llamacpp_hf{part}.py" for part in ("", "_seams", "_replies"))
 EXTENSION = "extensions/llamacpp_hf"
 EXTENSION_FILES = ("script.py", "requirements.txt")
 
