@@ -177,7 +177,7 @@ class Page:
         self.tab("Chat")
         self.page.locator("#chat-input textarea").first.fill(text)
         self._settled()
-        self._click("Generate")
+        self.click_id("Generate")
 
     def regenerate(self, wait: bool = True) -> str:
         return self._again("Regenerate", wait)
@@ -188,7 +188,7 @@ class Page:
     def _again(self, button: str, wait: bool) -> str:
         self.tab("Chat")
         before = self.reply()
-        self._click(button)
+        self.click_id(button)
         self.page.locator("._generating").first.wait_for(state="attached")
         return self.wait_reply() if wait else self._begun(before)
 
@@ -201,7 +201,7 @@ class Page:
         return self.page.locator("._generating").count() > 0
 
     def stop(self) -> str:
-        self._click("stop")
+        self.click_id("stop")
         return self.wait_reply()
 
     def wait_reply(self, limit: float = 60.0) -> str:
@@ -217,10 +217,10 @@ class Page:
         return found[-1] if found else ""
 
     def new_chat(self) -> None:
-        self._click("new-chat-btn")
+        self.click_id("new-chat-btn")
         self._until(lambda: not self.replies())
 
-    def _click(self, element_id: str) -> None:
+    def click_id(self, element_id: str) -> None:
         """Some of these are only seen while the mouse is over the menu they are in."""
         self.page.evaluate("id => document.getElementById(id).click()", element_id)
 
