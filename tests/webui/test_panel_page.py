@@ -118,8 +118,6 @@ def test_stop_while_the_prompt_is_read(loaded: Page, smollm2_f32_path: Path, smo
     page.choose_model(smollm2_f32_path.name, "llamacpp_HF")
     page.set("ctx-size", 4096)
     assert "success" in page.load().lower()
-    assert page.send("Name a river.") == page.reply() != ""
-    assert stats.next()["new"] > 1
     page.send_only(" ".join(str(number) for number in range(10000, 10400)))
     page.page.wait_for_timeout(700)
     page.click_id("stop")
