@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import gguf
 import numpy as np
 import pytest
 
+from tiny_lora import write_lora
 from transformers_llamacpp.backend import DecodeStatus
 from transformers_llamacpp.batch import Batch
 from transformers_llamacpp.errors import ModelLoadError, OptionError
@@ -155,20 +155,7 @@ def test_an_abort_callback_stops_the_decode(open_native: Open, tiny_llama_path: 
 @pytest.fixture(scope="module")
 def adapter(tmp_path_factory: pytest.TempPathFactory, tiny_llama_path: Path) -> Path:
     """A LoRA of rank 2 on one matrix of the tiny model."""
-    path = tmp_path_factory.mktemp("lora") / "adapter.gguf"
-    shape = next(t.shape for t in gguf.GGUFReader(tiny_llama_path).tensors if t.name == "blk.0.ffn_up.weight")
-    random = np.random.default_rng(0)
-    writer = gguf.GGUFWriter(path, "llama")
-    writer.add_type("adapter")
-    writer.add_string("adapter.type", "lora")
-    writer.add_float32("adapter.lora.alpha", 2.0)
-    for suffix, size in (("a", (2, int(shape[0]))), ("b", (int(shape[1]), 2))):
-        writer.add_tensor(f"blk.0.ffn_up.weight.lora_{suffix}", random.normal(0, 1, size).astype(np.float32))
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-    return path
+    return write_lora(tmp_path_factory.mktemp("lora") / "adapter.gguf", tiny_llama_path)
 
 
 def test_a_lora_changes_the_answer_by_its_scale(

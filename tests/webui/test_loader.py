@@ -12,6 +12,7 @@ import psutil
 import pytest
 import torch
 
+from tiny_lora import write_lora
 from transformers_llamacpp import LlamaCppForCausalLM
 from webui import folders
 from webui.driver import Webui, WebuiEnded
@@ -293,6 +294,24 @@ def test_flags_reach_the_model(loaded: Webui, smollm2_q4_0_path: Path, smollm2_f
     guidance = {"guidance_scale": 1.5, "negative_prompt": PROMPT + " not"}
     loaded.complete(PROMPT, temperature=0, max_tokens=40, ban_eos_token=True, **guidance)
     assert stats.next()["new"] == 40
+
+
+def test_a_lora_is_a_load(loaded: Webui, tiny_llama_path: Path) -> None:
+    folder = loaded.user_data / "loras"
+    folder.mkdir(exist_ok=True)
+    write_lora(folder / "small.gguf", tiny_llama_path)
+    try:
+        loaded.load(tiny_llama_path.name, **LOADER)
+        prompt = {"prompt": "a b c d", **GREEDY, "ban_eos_token": True}
+        plain = loaded.complete(**prompt)
+        loaded.post("/v1/internal/lora/load", {"lora_names": ["small.gguf"]})
+        assert loaded.complete(**prompt) != plain and loaded.info()["lora_names"] == ["small.gguf"]
+        loaded.post("/v1/internal/lora/load", {"lora_names": ["missing.gguf"]}, status=400)
+        assert loaded.complete(**prompt) != plain  # as before
+        loaded.post("/v1/internal/lora/load", {"lora_names": []})
+        assert loaded.complete(**prompt) == plain
+    finally:
+        (folder / "small.gguf").unlink()
 
 
 def test_twenty_loads_leave_nothing_behind(loaded: Webui, tiny_llama_path: Path) -> None:
