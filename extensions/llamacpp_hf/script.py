@@ -56,6 +56,7 @@ def ui() -> None:
         gr.Markdown(f"## llamacpp_HF\n\n{reason}")
         return
     panel, sections = host.panel(), host.engine("webui.panel").SECTIONS
+    mine = not host.shared.args.multi_user  # as in the Model tab: what one sets holds for all
     controls, message = [], gr.Markdown("", render=False)
     with gr.Row():
         with gr.Column():
@@ -65,10 +66,8 @@ def ui() -> None:
             status = live(panel.status)
             message.render()
             with gr.Row():
-                save = gr.Button("Save settings", size="sm")
-                revert = gr.Button("Back to what was saved", size="sm")
-                reset = gr.Button("Defaults", size="sm")
-                reload = gr.Button("Reload the model", size="sm")
+                names = ("Save settings", "Back to what was saved", "Defaults", "Reload the model")
+                save, revert, reset, reload = (gr.Button(name, size="sm", interactive=mine) for name in names)
             for section in sections[3:]:
                 controls += block(section, host, message)
     save.click(panel.save, None, message)
@@ -114,7 +113,7 @@ def make(entry: Any, host: Any) -> Any:
     panel = host.panel()
     arguments = host.engine("webui.panel").control(entry, None)
     kind = arguments.pop("kind")
-    arguments["value"] = functools.partial(panel.value, entry)
+    arguments |= {"value": functools.partial(panel.value, entry), "interactive": not host.shared.args.multi_user}
     if kind == "model":
         names = ["None", *host.utils.get_available_models()]
         return gr.Dropdown(choices=names, allow_custom_value=True, **arguments)

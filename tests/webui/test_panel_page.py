@@ -199,7 +199,7 @@ def test_the_status_lives(loaded: Page) -> None:
     page.page.get_by_text(re.compile(r"16 tokens, [\d.]+ tokens/s")).locator("visible=true").first.wait_for(timeout=10_000)
     page.press("Reload the model")
     message(page, "Loaded.")
-    page.page.get_by_text("0 texts are known").locator("visible=true").first.wait_for(timeout=10_000)
+    page.page.get_by_text("0 known texts").locator("visible=true").first.wait_for(timeout=10_000)
 
 
 def test_a_saved_choice_survives_and_a_plain_start_too(

@@ -150,8 +150,8 @@ def status_html(model: Any, failure: str = "") -> str:
         ("Model", f"{model.native.path.name}, {model.config.max_position_embeddings:,} tokens"),
         (
             "Memory",
-            f"{held.texts:,} texts are known; {held.sequences} of them in the KV buffer, {held.cells:,} of {held.n_cells:,} "
-            f"cells; {held.host_bytes / 2**20:,.0f} MiB of states in host memory",
+            f"{held.texts:,} known text{'s' * (held.texts != 1)}, {held.sequences} in the KV buffer ({held.cells:,} of "
+            f"{held.n_cells:,} cells), {held.host_bytes / 2**20:,.0f} MiB of states in host memory",
         ),
     ]
     if stats.decode_calls:
@@ -164,8 +164,8 @@ def status_html(model: Any, failure: str = "") -> str:
             ),
             (
                 "Last prompt",
-                f"{stats.prompt_tokens:,} tokens, {stats.reused_tokens:,} reused ({stats.reuse}), the rest evaluated in "
-                f"{stats.prompt_seconds:.2f} s. {stats.reuse.reason}",
+                f"{stats.prompt_tokens:,} tokens, {stats.reused_tokens:,} reused, the rest evaluated in "
+                f"{stats.prompt_seconds:.2f} s ({stats.reuse.reason})",
             ),
             ("Drafts", _drafts(stats)),
         ]
