@@ -50,7 +50,7 @@ def _generate_reply(old: Any) -> Any:
             raise told(ValueError(reason), for_ui)
         line = engine("webui.panel").stats_line
         call = engine("webui.call").WebuiCall(
-            state.get("stop_event"), lambda stats: logger.info(f"{LOADER}: {line(stats)}")
+            state.get("stop_event"), lambda *told: logger.info(f"{LOADER}: {line(*told)}")
         )
         if (listener := _listener.get()) is not None:
             listener.begin(call)
@@ -85,12 +85,18 @@ def told(error: BaseException, for_ui: bool) -> BaseException:
             f"{error.needed} tokens do not fit into a context of {error.n_ctx}: load the model with ctx-size {error.needed} or "
             "more, or lower truncation_length, which shortens the prompt."
         )
+    elif errors is not None and isinstance(error, errors.CacheFullError):
+        message = (
+            f"{error.needed} KV cells or sequences are needed and there are {error.limit}: rows that are written side by side "
+            "(beams, both sides of guidance) share the context. Load the model with a larger ctx-size, or cfg-cache for "
+            "guidance, or lower truncation_length."
+        )
     if for_ui:
         return importlib.import_module("gradio").Error(message)
     if (api := sys.modules.get("modules.api.errors")) is None:
         return error
     if errors is not None and isinstance(error, errors.ClosedError):
-        return api.OpenAIError(f"The model was unloaded: {message}", 503)
+        return api.OpenAIError("The model was unloaded while it was writing.", 503)
     known = (ValueError,) if errors is None else (ValueError, errors.LlamaCppError)
     if isinstance(error, known) and not (errors is not None and isinstance(error, errors.DecodeError)):
         return api.InvalidRequestError(message, param=getattr(error, "option", None))

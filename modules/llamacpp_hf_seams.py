@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import importlib
 import json
+import logging
 import re
 import sys
 import time
@@ -19,7 +20,7 @@ from typing import Any, ClassVar
 
 import yaml
 from modules import llamacpp_hf as host
-from modules import loaders, models, models_settings, shared
+from modules import loaders, models, models_settings, shared, utils
 from modules.llamacpp_hf import LOADER, LlamacppHF, engine
 from modules.logging_colors import logger
 
@@ -216,6 +217,15 @@ def _load_model(old: Any) -> Any:
     return load_model
 
 
+def _no_gguf(model_name: Any) -> Exception | None:
+    path = utils.resolve_model_path(model_name)
+    if not path.is_file():
+        return None
+    with path.open("rb") as file:
+        start = file.read(4)
+    return None if start == b"GGUF" else ValueError(f"it is not a GGUF file (it starts with {start!r})")
+
+
 def _why(model_name: str, error: Exception) -> str:
     return f"{model_name} could not be loaded with {LOADER}: {' '.join(str(error).split()) or type(error).__name__}"
 
@@ -237,6 +247,11 @@ def _load(model_name: str) -> tuple[Any, Any]:
     shared.settings["truncation_length"] = model.config.max_position_embeddings
     shared.is_multimodal = False
     shared.persistent_interface_state["loader"] = LOADER  # for pages that are opened from now on
+    for other in logger.handlers:  # what the engine warns of is to be seen where the webui's own warnings are
+        if other not in logging.getLogger(host.ENGINE).handlers:
+            logging.getLogger(host.ENGINE).addHandler(other)
+    if changed := host.settings().changed():
+        logger.info(f"{LOADER}: set in the tab, for the page and the API: {changed}")
     logger.info(f'Loaded "{model_name}" in {time.time() - began:.2f} seconds, {model.config.max_position_embeddings} tokens')
     return model, tokenizer
 
@@ -244,6 +259,7 @@ def _load(model_name: str) -> tuple[Any, Any]:
 def _unload_model(old: Any) -> Any:
     def unload_model(keep_model_name: bool = False) -> None:
         ours = loaded_model()
+        _Failure.message = ""
         if ours is not None:
             ours.unload()
             _Intent.asleep = shared.model_name if keep_model_name else None
@@ -289,7 +305,11 @@ def load_again() -> None:
 
 def _get_model_metadata(old: Any) -> Any:
     def get_model_metadata(model: Any) -> Any:
-        found = old(model)
+        try:
+            found = old(model)
+        except Exception as error:  # it believes what it finds in the file
+            _Failure.message = _why(model, _no_gguf(model) or error)
+            raise
         return {**found, "loader": LOADER} if found.get("loader") == "llama.cpp" and model in remembered else found
 
     return get_model_metadata
@@ -369,6 +389,6 @@ def _load_model_wrapper(old: Any) -> Any:
         except Exception as error:  # the webui reads the file's metadata first, and believes what it finds
             if not is_ours(loader):
                 raise
-            yield f"### Not loaded\n\n{_why(selected_model, error)}"
+            yield f"### Not loaded\n\n{_Failure.message or _why(selected_model, error)}"
 
     return load_model_wrapper

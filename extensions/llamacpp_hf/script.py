@@ -66,7 +66,7 @@ def ui() -> None:
             status = live(panel.status)
             message.render()
             with gr.Row():
-                names = ("Save settings", "Back to what was saved", "Defaults", "Reload the model")
+                names = ("Save settings", "Undo changes", "Defaults", "Reload model")
                 save, revert, reset, reload = (gr.Button(name, size="sm", interactive=mine) for name in names)
             for section in sections[3:]:
                 controls += block(section, host, message)

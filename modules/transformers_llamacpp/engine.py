@@ -92,6 +92,7 @@ class Engine:
         self.closed = False
         self._plain_calls = 0
         self._calls = 0
+        self._held = Held(0, 0, 0, backend.limits.n_cells, 0)
 
     @contextmanager
     def call(self) -> Iterator[None]:
@@ -291,14 +292,17 @@ class Engine:
             self.recall.clear()
 
     def held(self) -> Held:
-        """What is in memory right now."""
-        with self.lock:
-            self._ready()
-            sequences = self.pool.registry.sequences
-            resident = [sequence for sequence in sequences if sequence.resident]
-            texts = sum(1 for sequence in sequences if sequence.tokens)
-            cells = self.pool.room.cells_of(resident)
-            return Held(texts, len(resident), cells, self.backend.limits.n_cells, SavedStates.host_bytes(sequences))
+        """What is in memory; while a call is being computed, what was there when somebody last asked. Never waits."""
+        with self.lock.without_waiting() as free:
+            if free and not self.closed:
+                self._ready()
+                sequences = self.pool.registry.sequences
+                resident = [sequence for sequence in sequences if sequence.resident]
+                texts = sum(1 for sequence in sequences if sequence.tokens)
+                cells = self.pool.room.cells_of(resident)
+                n_cells, saved = self.backend.limits.n_cells, SavedStates.host_bytes(sequences)
+                self._held = Held(texts, len(resident), cells, n_cells, saved)
+        return self._held
 
     def check(self) -> None:
         """Raise `AssertionError` where our books and llama.cpp's memory disagree; for tests."""

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import TracebackType
 
 __all__ = ["GuardedLock"]
@@ -26,3 +28,14 @@ class GuardedLock:
         if kind is not None and not issubclass(kind, Exception):
             self.interrupted = True
         self._lock.release()
+
+    @contextmanager
+    def without_waiting(self) -> Iterator[bool]:
+        """Whether the lock was free; it is held inside the block then."""
+        if not self._lock.acquire(blocking=False):
+            yield False
+            return
+        try:
+            yield True
+        finally:
+            self._lock.release()

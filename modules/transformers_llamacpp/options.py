@@ -132,7 +132,7 @@ OPTIONS: tuple[Option, ...] = (
            "prompt.", "Negative prompt"),
     Option("speculation", str, "draft model", "speculation", "Who guesses the next tokens, which the model then checks several "
            "at a time. The text is that of plain decoding. Without a draft model, \"draft model\" is plain decoding.",
-           "Speculative decoding", choices=("off", "prompt lookup", "draft model", "both")),
+           "Who drafts", choices=("off", "prompt lookup", "draft model", "both")),
     Option("draft_model", str, "", "speculation", "A small GGUF that guesses; without it, the one chosen at loading "
            "(model-draft).", "Draft model"),
     Option("num_assistant_tokens", int, 0, "speculation", "Tokens in one draft; 0 takes those set at loading (draft-max) for a "

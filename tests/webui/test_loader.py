@@ -25,8 +25,9 @@ PROMPT = "The capital of France is"
 STORY = "A fox saw a crow. The crow had a piece of cheese. " * 6 + "A fox saw a"
 GREEDY = {"temperature": 0, "max_tokens": 16}
 STATS = re.compile(
-    r"llamacpp_HF: prompt (\d+) tokens, (\d+) reused \((\w+)\); (\d+) new tokens; (\d+) decodes of (\d+) tokens; "
-    r"(\d+) of (\d+) drafted tokens accepted"
+    r"llamacpp_HF: (?:prompt (?P<prompt>\d+) tokens, (?P<reused>\d+) reused(?: \(\w+\))?|ended before its prompt was read); "
+    r"(?P<new>\d+) new tokens; (?P<decodes>\d+) decodes of (?P<tokens>\d+) tokens"
+    r"(?:; (?P<accepted>\d+) of (?P<drafted>\d+) drafted tokens accepted)?"
 )
 
 
@@ -37,12 +38,11 @@ class Stats:
         self.webui = webui
         self.known = len(self.all())
 
-    def all(self) -> list[dict[str, Any]]:
-        names = ("prompt", "reused", "reuse", "new", "decodes", "tokens", "accepted", "drafted")
-        found = STATS.findall(" ".join(self.webui.log().split()))  # its lines are broken anywhere
-        return [{n: v if n == "reuse" else int(v) for n, v in zip(names, row, strict=True)} for row in found]
+    def all(self) -> list[dict[str, int]]:
+        found = STATS.finditer(" ".join(self.webui.log().split()))  # its lines are broken anywhere
+        return [{name: int(number or 0) for name, number in row.groupdict().items()} for row in found]
 
-    def next(self, limit: float = 20.0) -> dict[str, Any]:
+    def next(self, limit: float = 20.0) -> dict[str, int]:
         """Of the answer after those that are known."""
         end = time.monotonic() + limit
         while len(rows := self.all()) <= self.known:
@@ -131,12 +131,13 @@ def test_the_text_is_that_of_the_library(loaded: Webui, plain: Callable[..., str
         ({"do_sample": False, "top_k": 4, "penalty_alpha": 0.6}, {"penalty_alpha": 0.6, "top_k": 4}, 4),
         ({"temperature": 0, "sampler_priority": ["penalty_alpha=0.5", "contrastive_k=6"]},
          {"penalty_alpha": 0.5, "top_k": 6}, 6),
+        ({"temperature": 0, "do_sample": False, "penalty_alpha": 0.6}, {"penalty_alpha": 0.6, "top_k": 4}, 4),
         ({"temperature": 0, "guidance_scale": 1.5, "negative_prompt": "Berlin is"},
          {"guidance_scale": 1.5, "negative": "Berlin is"}, 2),
         ({"temperature": 0, "sampler_priority": ["guidance_scale=1.5", "negative_prompt=Berlin is"]},
          {"guidance_scale": 1.5, "negative": "Berlin is"}, 2),
     ],
-    ids=["contrastive", "contrastive entry", "guidance", "guidance entry"],
+    ids=["contrastive", "contrastive entry", "contrastive at temperature 0", "guidance", "guidance entry"],
 )  # fmt: skip
 def test_what_passes_caches_around(
     loaded: Webui, plain: Callable[..., str], request_: dict[str, Any], options: dict[str, Any], width: int
@@ -215,7 +216,8 @@ def test_logits_echo_and_grammar(loaded: Webui) -> None:
     ("request_", "told"),
     [
         ({"sampler_priority": ["num_beam=3"]}, "Did you mean num_beams"),
-        ({"sampler_priority": ["num_beams=3"], "prompt_lookup_num_tokens": 4}, "num_beams=3"),
+        ({"sampler_priority": ["num_beams=3"], "prompt_lookup_num_tokens": 4}, "beam search and speculation"),
+        ({"sampler_priority": ["num_beams=3", "contrastive_search=on"]}, "contrastive search and beam search"),
         ({"sampler_priority": ["draft_model=nowhere.gguf"]}, "nowhere.gguf"),
         ({"prompt": "word " * 1500, "truncation_length": 100000}, "ctx-size"),
     ],
@@ -264,6 +266,10 @@ def test_a_load_that_fails_says_why_until_one_succeeds(loaded: Webui, tiny_llama
     told = loaded.load(tiny_llama_path.name, status=500, **LOADER, model_draft="nowhere.gguf")["detail"]
     assert "nowhere.gguf" in told
     assert "nowhere.gguf" in loaded.load("nowhere.gguf", status=500, **LOADER)["detail"]
+    (loaded.user_data / "models" / "text.gguf").write_text("no model", encoding="utf-8")
+    told = loaded.load("text.gguf", status=500, **LOADER)["detail"]
+    assert "text.gguf could not be loaded" in told and "not a GGUF file" in told and "nowhere" not in told
+    (loaded.user_data / "models" / "text.gguf").unlink()
     loaded.load(tiny_llama_path.name, **LOADER)
     assert loaded.post("/v1/completions", {"prompt": "a", **GREEDY})["choices"]
 

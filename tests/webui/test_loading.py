@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from transformers_llamacpp import LlamaCppConfig
-from transformers_llamacpp.errors import OptionError
+from transformers_llamacpp.errors import InvalidInputError, OptionError
 from transformers_llamacpp.webui.arguments import plan_call, resting
 from transformers_llamacpp.webui.loading import draft_options, load_options, wanted_draft
 from transformers_llamacpp.webui.panel import SECTIONS, control, from_control
@@ -195,12 +195,13 @@ def test_one_way_of_writing_at_a_time() -> None:
     assert found.modes == ["beams"] and not found.streams
     assert (found.arguments["num_beams"], found.arguments["length_penalty"]) == (2, 0.5)
     assert plan(entries=("num_beams=1",), num_beams=4).modes == ["speculation"]
-    # what a request itself asks for is not dropped: generate() says that it cannot be
-    assert plan({"prompt_lookup_num_tokens": 3}, entries=("num_beams=2",)).modes == ["beams", "speculation"]
+    with pytest.raises(InvalidInputError, match="beam search and speculation"):  # none is dropped in silence
+        plan({"prompt_lookup_num_tokens": 3}, entries=("num_beams=2",))
+    assert plan({"penalty_alpha": 0.5, "do_sample": False, "top_k": 1}).arguments["top_k"] == 4  # as temperature 0 sends it
     settings = Settings()
     assert resting(settings.call()) == ""
     settings.set(contrastive_search=True, num_beams=2)
-    assert resting(settings.call()) == "Contrastive search writes; meanwhile beam search and speculation rest."
+    assert resting(settings.call()) == "Contrastive search is on; meanwhile beam search and speculation rest."
 
 
 def test_entries_of_a_request() -> None:

@@ -171,7 +171,7 @@ def test_settings_are_saved_and_come_back(loaded: Page) -> None:
     saved = page.webui.user_data / "llamacpp_hf" / "settings.json"
     assert json.loads(saved.read_text(encoding="utf-8")) == {"penalty_alpha": 0.3}
     page.set("Alpha", 0.9)
-    page.press("Back to what was saved")
+    page.press("Undo changes")
     page.page.wait_for_timeout(800)
     assert page.value("Alpha") == "0.3"
     page.restart()
@@ -197,7 +197,7 @@ def test_the_status_lives(loaded: Page) -> None:
     panel(page)
     page.webui.complete(PROMPT, **GREEDY, prompt_lookup_num_tokens=4)
     page.page.get_by_text(re.compile(r"16 tokens, [\d.]+ tokens/s")).locator("visible=true").first.wait_for(timeout=10_000)
-    page.press("Reload the model")
+    page.press("Reload model")
     message(page, "Loaded.")
     page.page.get_by_text("0 known texts").locator("visible=true").first.wait_for(timeout=10_000)
 

@@ -247,6 +247,27 @@ def test_drafts_come_from_the_panel_the_request_or_the_load(model: Any, tiny_lla
         call(model, sampler_priority=["draft_model=nowhere.gguf"])
 
 
+def test_what_is_in_memory_is_told_while_a_prompt_is_read(model: Any) -> None:
+    """The webui's page asks for it on its event loop: waiting for a decode would freeze every tab."""
+    call(model)
+    before = model.engine.held()
+    assert before.texts == 1 and before.cells == len(PROMPT) + 23
+    seen = []
+
+    def ask() -> None:
+        seen.append(model.engine.held())
+
+    def during(evaluated: int, total: int) -> bool:  # the engine's lock is held
+        thread = threading.Thread(target=ask)
+        thread.start()
+        thread.join(20)
+        return True
+
+    LlamaCppForCausalLM.generate(model, torch.tensor([PROMPT[::-1]]), max_new_tokens=1, prompt_progress=during)
+    assert seen == [before]
+    assert model.engine.held().texts == 2
+
+
 def test_prompt_logits_are_those_of_a_forward_pass(model: Any) -> None:
     ids = torch.tensor([PROMPT])
     logits = model.get_prompt_logits(ids)

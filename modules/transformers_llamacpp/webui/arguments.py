@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..errors import OptionError
+from ..errors import InvalidInputError, OptionError
 from ..options import options_in, parse
 from .settings import CALL_GROUPS
 
@@ -26,7 +26,7 @@ MODES = ("dola", "contrastive", "beams", "speculation")
 """Ways of writing of which a call has one; where the panel asks for several, the first of these."""
 
 
-NAMES = {"dola": "DoLa", "contrastive": "Contrastive search", "beams": "beam search", "speculation": "speculation"}
+NAMES = {"dola": "DoLa", "contrastive": "contrastive search", "beams": "beam search", "speculation": "speculation"}
 
 IMPLIED = (
     ("penalty_alpha", "contrastive_search", True),
@@ -48,6 +48,12 @@ class Plan:
     modes: list[str] = field(default_factory=list)
 
     @property
+    def ways(self) -> str:
+        """How the text is written, for people; "" for token by token."""
+        guided = ["guidance"] if self.arguments.get("guidance_scale") not in (None, 1) else []
+        return ", ".join([*(NAMES[mode] for mode in self.modes if mode != "speculation"), *guided])
+
+    @property
     def streams(self) -> bool:
         """Each token is certain when it is written; beams decide at their end."""
         return (self.arguments.get("num_beams") or 1) == 1
@@ -56,8 +62,8 @@ class Plan:
 def plan_call(given: Mapping[str, Any], panel: Mapping[str, Any]) -> Plan:
     """`given`: the webui's arguments; `panel`: `Settings.call()`.
 
-    Raises `OptionError` for an entry of `sampler_priority` that is none. What the request itself asks for is never
-    dropped: where it asks for two ways of writing at once, `generate()` says so.
+    Raises `OptionError` for an entry of `sampler_priority` that is none, and `InvalidInputError` where the request itself
+    asks for two ways of writing at once: neither is dropped in silence.
     """
     arguments = dict(given)
     asked = _take_entries(arguments)
@@ -112,7 +118,8 @@ def _take_entries(arguments: dict[str, Any]) -> dict[str, Any]:
 
 def _modes(given: Mapping[str, Any], asked: Mapping[str, Any], wanted: Mapping[str, Any]) -> list[str]:
     """The ways of writing: all that the request asks for, or else the first one of the panel."""
-    own_contrastive = (given.get("penalty_alpha") or 0) > 0 and not given.get("do_sample") and (given.get("top_k") or 0) > 1
+    # temperature 0 makes the webui send top_k=1, which leaves nothing to choose from: k is the panel's then
+    own_contrastive = (given.get("penalty_alpha") or 0) > 0 and not given.get("do_sample")
     requested = {
         "dola": asked.get("dola_layers", "off") != "off",
         "contrastive": asked.get("contrastive_search", own_contrastive),
@@ -120,6 +127,9 @@ def _modes(given: Mapping[str, Any], asked: Mapping[str, Any], wanted: Mapping[s
         "speculation": bool(given.get("prompt_lookup_num_tokens")) or asked.get("speculation", "off") != "off",
     }
     found = [mode for mode in MODES if requested[mode]]
+    if len(found) > 1:
+        names = " and ".join(NAMES[mode] for mode in found)
+        raise InvalidInputError(f"{names} are different ways of writing a text: leave one of them out")
     if found:
         return found
     return _switched_on(wanted)[:1]
@@ -138,7 +148,8 @@ def _switched_on(panel: Mapping[str, Any]) -> list[str]:
 def resting(panel: Mapping[str, Any]) -> str:
     """A sentence about what the panel has switched on and what rests for another way of writing; "" where nothing does."""
     first, *others = [NAMES[mode] for mode in _switched_on(panel)] or [""]
-    return f"{first} writes; meanwhile {' and '.join(others)} rest{'s' * (len(others) == 1)}." if others else ""
+    rest = f"{' and '.join(others)} rest{'s' * (len(others) == 1)}"
+    return f"{first[0].upper()}{first[1:]} is on; meanwhile {rest}." if others else ""
 
 
 def _contrastive(plan: Plan, asked: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:

@@ -25,25 +25,29 @@ GROW = 256
 
 
 class WebuiCall(LogitsProcessor):
-    """`stopped()` is asked between decodes. `error` is what `generate()` raised, `stats` what it did; `done(stats)` is called
-    at its end, which may be after that of the request. `feed` is what was streamed."""
+    """`stopped()` is asked between decodes. `error` is what `generate()` raised, `stats` what it did; `done(stats, ways)` is called
+    at its end, which may be after that of the request. `feed` is what was streamed, `ways` how the text is written. Where
+    `is_told`, its maker tells `error`."""
 
     def __init__(
-        self, stop_event: threading.Event | None = None, done: Callable[[GenerateStats], None] | None = None
+        self, stop_event: threading.Event | None = None, done: Callable[[GenerateStats, str], None] | None = None
     ) -> None:
         self._stop_event = stop_event
         self._done = done
         self._closed = False
+        self.is_told = done is not None
+        self.ways = ""
         self.error: BaseException | None = None
         self.stats: GenerateStats | None = None
         self.feed: Feed | None = None
 
-    def finish(self, stats: GenerateStats) -> None:
+    def finish(self, stats: GenerateStats) -> GenerateStats:
         if self.feed is not None and not stats.new_tokens:  # a reader who leaves ends the call without a result
             stats = replace(stats, new_tokens=self.feed.new_tokens)
         self.stats = stats
         if self._done is not None:
-            self._done(stats)
+            self._done(stats, self.ways)
+        return stats
 
     def close(self) -> None:
         """Nobody listens any more: a decode that runs is the last one."""

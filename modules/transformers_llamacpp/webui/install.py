@@ -58,7 +58,9 @@ def install(
         say(f"  {webui.shown(Record.file(webui))} (the record of these)")
         clean_model_settings(webui, say, remember=True)
     say(requirements.told(asked, own_env, payload.extension / "requirements.txt", extension / "requirements.txt"))
-    say(f"Start the webui with it: transformers-llamacpp webui-run {requirements.quoted(webui.folder)} -- --loader {LOADER}")
+    data = f" --user-data-dir {requirements.quoted(webui.user_data)}" if user_data else ""
+    flags = f"--loader {LOADER}{data}"
+    say(f"Start the webui with it: transformers-llamacpp webui-run {requirements.quoted(webui.folder)} -- {flags}")
     say(f"or as ever, with --extensions {NAME} or the box in its Session tab")
 
 
@@ -89,6 +91,8 @@ def uninstall(folder: str | Path, *, user_data: str | Path | None = None, say: S
             done = True
         if not done:
             say(f"nothing of {NAME} is in {webui.folder}")
+        elif not user_data and not record.files:
+            say("its record was not found: if it was installed with --user-data DIR, run this again with that")
         tell_of_flags(webui, say)
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from ..config import LlamaCppConfig
-from ..errors import GenerationCancelled
+from ..errors import GenerationCancelled, InvalidInputError, LlamaCppError
 from ..files import resolve_gguf
 from ..modeling import LlamaCppForCausalLM
 from ..request import GenerateStats
@@ -89,6 +89,11 @@ class WebuiModel(LlamaCppForCausalLM):
         token = current_call.set(call)
         try:
             return self._generate(call, inputs, generation_config, args, kwargs)
+        except LlamaCppError as error:
+            call.error = error
+            if not call.is_told or not isinstance(inputs, torch.Tensor):
+                raise
+            return inputs  # who made the call tells the error; the webui would fill its log with where it came from
         except BaseException as error:
             call.error = error
             raise
@@ -102,10 +107,14 @@ class WebuiModel(LlamaCppForCausalLM):
         plan = plan_call(kwargs, self.settings.call())
         arguments = plan.arguments
         length = self.last_prompt_token_count = ids.shape[-1] if isinstance(ids, torch.Tensor) else 0
+        if isinstance(ids, torch.Tensor) and not length:
+            raise InvalidInputError("the prompt is empty: there is nothing to go on from")
+        call.ways = plan.ways
         if not plan.use_assistant:
             arguments["assistant_model"] = False
         elif plan.draft_model:
-            arguments["assistant_model"] = self.draft(plan.draft_model)
+            draft = self.draft(plan.draft_model)
+            arguments |= {"assistant_model": draft, "tokenizer": self.tokenizer, "assistant_tokenizer": draft.tokenizer}
         if plan.negative_prompt:
             arguments["negative_prompt_ids"] = self._negative_ids(plan.negative_prompt)
         hidden = self._all_ends(arguments)
@@ -153,9 +162,8 @@ class WebuiModel(LlamaCppForCausalLM):
         return going_on
 
     def _called(self, stats: GenerateStats) -> None:
-        super()._called(stats)
-        if (call := current_call.get()) is not None:
-            call.finish(stats)
+        call = current_call.get()
+        super()._called(stats if call is None else call.finish(stats))
 
     def get_prompt_logits(self, input_ids: Any) -> torch.Tensor:
         """float32 `(1, length, vocab_size)` for `input_ids` `(1, length)`, for `echo` with `logprobs`."""

@@ -27,12 +27,10 @@ class Section:
 
 SECTIONS = (
     Section(
-        "Contrastive search", "Switches sampling off and sets top_k and penalty_alpha, which it needs; the sampler settings "
-        "of the webui rest meanwhile.", options_in("contrastive"),
+        "Contrastive search", "Sets do_sample, top_k and penalty_alpha so that it really runs.", options_in("contrastive"),
     ),
     Section(
-        "CFG", "Guidance by a negative prompt. A guidance_scale or a negative prompt in the webui's own settings wins.",
-        options_in("guidance"),
+        "CFG", "A guidance_scale or a negative prompt in the webui's own settings goes before these.", options_in("guidance"),
     ),
     Section("Speculative decoding", "", options_in("speculation")),
     Section("Beams and more", "", (*options_in("beams"), *options_in("other")), True),
@@ -119,7 +117,7 @@ def control(entry: Option, value: Any) -> dict[str, Any]:
     if entry.name == "draft_model":
         return {"kind": "model", "value": value, **common}
     if entry.kind is str:
-        return {"kind": "text", "value": value or "", **common}
+        return {"kind": "text", "value": value or "", "max_lines": 4 if entry.name == "negative_prompt" else 1, **common}
     if entry.minimum is not None and entry.maximum is not None and entry.maximum - entry.minimum <= 4096:
         ends = {"minimum": entry.minimum, "maximum": entry.maximum, "step": entry.step}
         return {"kind": "slider", **ends, "value": value, **common}
@@ -162,11 +160,7 @@ def status_html(model: Any, failure: str = "") -> str:
                 f"{stats.new_tokens:,} tokens, {rate:.1f} tokens/s, {stats.decode_calls:,} decodes, "
                 f"{stats.evaluated_tokens:,} tokens evaluated",
             ),
-            (
-                "Last prompt",
-                f"{stats.prompt_tokens:,} tokens, {stats.reused_tokens:,} reused, the rest evaluated in "
-                f"{stats.prompt_seconds:.2f} s ({stats.reuse.reason})",
-            ),
+            ("Last prompt", _prompt(stats)),
             ("Drafts", _drafts(stats)),
         ]
     draft = model.assistant_model
@@ -174,12 +168,25 @@ def status_html(model: Any, failure: str = "") -> str:
     return _lines(lines)
 
 
-def stats_line(stats: Any) -> str:
-    """What an answer cost, for the log."""
+def stats_line(stats: Any, ways: str = "") -> str:
+    """What an answer cost, for the log. Rows that are written side by side are counted together."""
+    if stats.prompt_tokens:
+        source = f" ({stats.reuse})" if stats.reused_tokens and stats.reuse != "none" else ""
+        parts = [f"prompt {stats.prompt_tokens} tokens, {stats.reused_tokens} reused{source}", f"{stats.new_tokens} new tokens"]
+    else:
+        parts = ["ended before its prompt was read", "0 new tokens"]
+    parts.append(f"{stats.decode_calls} decodes of {stats.evaluated_tokens} tokens")
+    if stats.drafted_tokens:
+        parts.append(f"{stats.accepted_tokens} of {stats.drafted_tokens} drafted tokens accepted")
+    return "; ".join([*parts, *([ways] if ways else [])])
+
+
+def _prompt(stats: Any) -> str:
+    if not stats.prompt_tokens:
+        return "not read to its end"
     return (
-        f"prompt {stats.prompt_tokens} tokens, {stats.reused_tokens} reused ({stats.reuse}); {stats.new_tokens} new tokens; "
-        f"{stats.decode_calls} decodes of {stats.evaluated_tokens} tokens; {stats.accepted_tokens} of {stats.drafted_tokens} "
-        "drafted tokens accepted"
+        f"{stats.prompt_tokens:,} tokens, {stats.reused_tokens:,} reused, the rest evaluated in {stats.prompt_seconds:.2f} s "
+        f"({stats.reuse.reason})"
     )
 
 

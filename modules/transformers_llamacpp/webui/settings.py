@@ -20,7 +20,7 @@ logger = logging.getLogger(__name__)
 CALL_GROUPS = ("contrastive", "guidance", "speculation", "beams", "other")
 """Options of a call: they hold for the next answer."""
 
-LOAD_NAMES = ("n_sink", "reuse_min_chunk", "host_cache_bytes", "state_dir", "swa_full", "lora_path", "lora_scale")
+LOAD_NAMES = ("n_sink", "reuse_min_chunk", "state_dir", "swa_full", "lora_path", "lora_scale")
 """Options of a load: they hold from the next one on."""
 
 
