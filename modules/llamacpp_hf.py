@@ -111,7 +111,7 @@ class LlamacppHF(_Model):
             raise
         try:
             if draft := loading.wanted_draft(shared.args):
-                model.use_draft(draft, shared.args.draft_max)
+                model.use_draft(draft, loading.draft_max(shared.args))
             return model, model.tokenizer
         except BaseException:
             model.unload()

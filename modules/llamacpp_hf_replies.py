@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib
 import json
 import sys
+import threading
 from collections.abc import Iterator
 from contextvars import ContextVar
 from typing import Any
@@ -20,6 +21,12 @@ from modules.llamacpp_hf_seams import failure, loaded_model, replace
 from modules.logging_colors import logger
 
 __all__ = ["register", "told"]
+
+UNLOADED = "The model was unloaded before the answer was complete."
+
+_turn = threading.Lock()
+"""One answer at a time, to its very end. The webui's own lock is free as soon as nobody reads an answer any more, while the
+model still writes a token."""
 
 
 def register() -> None:
@@ -61,12 +68,18 @@ def _generate_reply(old: Any) -> Any:
             args = (args[0], state, *args[2:])
         else:
             kwargs["state"] = state
-        try:
-            yield from old(*args, **kwargs)
-        finally:
-            call.close()
+        with _turn:
+            ours = loaded_model()
+            try:
+                yield from old(*args, **kwargs)
+            except Exception as error:
+                raise told(error if loaded_model() is ours else RuntimeError(UNLOADED), for_ui) from error
+            finally:
+                call.leave()
         if call.error is not None and type(call.error).__name__ != "StopNowException":
             raise told(call.error, for_ui) from call.error
+        if not call.began and loaded_model() is not ours:
+            raise told(RuntimeError(UNLOADED), for_ui)
 
     return generate_reply
 
@@ -76,8 +89,17 @@ def _listed(state: dict[str, Any]) -> list[Any]:
     return [] if given is None else list(given) if isinstance(given, list) else [given]
 
 
-def told(error: BaseException, for_ui: bool) -> BaseException:
+class _Last:
+    """Why something failed that the API answers for with a sentence of its own."""
+
+    reason = ""
+
+
+def told(error: BaseException, for_ui: bool) -> Any:
     """The error as who asked can show it: the page in a toast, the API as an HTTP status and JSON."""
+    api = sys.modules.get("modules.api.errors")
+    if api is not None and isinstance(error, api.OpenAIError) and not for_ui:
+        return error
     errors = None if host.problem() else engine("errors")
     message = " ".join(str(error).split()) or type(error).__name__
     if errors is not None and isinstance(error, errors.ContextOverflowError):
@@ -93,11 +115,14 @@ def told(error: BaseException, for_ui: bool) -> BaseException:
         )
     if for_ui:
         return importlib.import_module("gradio").Error(message)
-    if (api := sys.modules.get("modules.api.errors")) is None:
+    _Last.reason = message
+    if api is None:
         return error
     if errors is not None and isinstance(error, errors.ClosedError):
-        return api.OpenAIError("The model was unloaded while it was writing.", 503)
-    known = (ValueError,) if errors is None else (ValueError, errors.LlamaCppError)
+        return api.OpenAIError(UNLOADED, 503)
+    if message == UNLOADED:
+        return api.OpenAIError(message, 503)
+    known = (ValueError, IndexError) if errors is None else (ValueError, IndexError, errors.LlamaCppError)
     if isinstance(error, known) and not (errors is not None and isinstance(error, errors.DecodeError)):
         return api.InvalidRequestError(message, param=getattr(error, "option", None))
     return api.OpenAIError(message, 500)
@@ -107,7 +132,12 @@ def _encode(old: Any) -> Any:
     def encode(*args: Any, **kwargs: Any) -> Any:
         if shared.model is None and failure():
             raise told(RuntimeError(failure()), False)
-        return old(*args, **kwargs)
+        try:
+            return old(*args, **kwargs)
+        except ValueError as error:
+            if shared.tokenizer is not None or (api := sys.modules.get("modules.api.errors")) is None:
+                raise
+            raise api.OpenAIError("No model is loaded.", 503) from error
 
     return encode
 
@@ -130,11 +160,21 @@ def _register_api(script: Any) -> None:
     default = importlib.import_module("fastapi.exception_handlers").http_exception_handler
 
     async def with_reason(request: Any, error: Any) -> Any:
-        if request.url.path == "/v1/internal/model/load" and error.status_code >= 500 and failure():
-            error = type(error)(status_code=error.status_code, detail=f"{error.detail} {failure()}")
+        reasons = {"/v1/internal/model/load": failure(), "/v1/internal/lora/load": _Last.reason}
+        if reason := reasons.get(request.url.path):
+            error = type(error)(status_code=error.status_code, detail=f"{error.detail} {reason}")
         return await default(request, error)
 
     script.app.add_exception_handler(script.HTTPException, with_reason)
+    if not host.problem():
+        errors = engine("errors")
+        handler = script.app.exception_handlers.get(importlib.import_module("modules.api.errors").OpenAIError)
+
+        async def with_status(request: Any, error: Any) -> Any:
+            return await handler(request, told(error, False))
+
+        if handler is not None:
+            script.app.add_exception_handler(errors.LlamaCppError, with_status)
     script.app.middleware_stack = None  # built again with the handler, where the API runs already
     if (response := getattr(script, "EventSourceResponse", None)) is not None:
         script.EventSourceResponse = _streaming(response, importlib.import_module("modules.api.errors").OpenAIError)
@@ -172,7 +212,8 @@ def _streaming(response: Any, error_type: Any) -> Any:
             try:
                 async for event in events:
                     yield event
-            except error_type as error:
+            except (error_type, *_ours()) as problem:
+                error = told(problem, False)
                 kind = "server_error" if error.code >= 500 else "invalid_request_error"
                 yield {"data": json.dumps({"error": {"message": error.message, "type": kind, "code": error.code}})}
 
@@ -188,15 +229,21 @@ def _streaming(response: Any, error_type: Any) -> Any:
     return Response
 
 
+def _ours() -> tuple[Any, ...]:
+    return () if host.problem() else (engine("errors").LlamaCppError,)
+
+
 def _get_next_logits(old: Any) -> Any:
     """The webui logs what goes wrong and answers with nothing."""
 
     def get_next_logits(*args: Any, **kwargs: Any) -> Any:
+        _Last.reason = ""
         result = old(*args, **kwargs)
         ours = loaded_model() is not None or (shared.model is None and failure())
         if isinstance(result, dict) or not ours or not kwargs.get("return_dict"):
             return result
-        reason = result[0] if isinstance(result, tuple) else "the logits could not be computed, for a reason in the log"
+        reason = result[0] if isinstance(result, tuple) else _Last.reason
+        reason = reason or "the logits could not be computed: the log says why"
         raise told(RuntimeError(reason), False)
 
     return get_next_logits

@@ -13,6 +13,7 @@ import json
 import logging
 import re
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -54,8 +55,7 @@ class _Remembered:
             return {}
 
     def __contains__(self, model: Any) -> bool:
-        name = Path(str(model)).name.lower()
-        return any(value == LOADER and re.match(pattern.lower(), name) for pattern, value in self.all().items())
+        return any(value == LOADER and _matches(pattern, model) for pattern, value in self.all().items())
 
     def set(self, pattern: str, ours: bool) -> None:
         found = self.all()
@@ -69,6 +69,25 @@ class _Remembered:
 
 
 remembered = _Remembered()
+
+
+def _matches(pattern: str, model: Any) -> bool:
+    """As the webui finds a model's saved settings, or the name itself, which may be no pattern."""
+    name = Path(str(model)).name.lower()
+    try:
+        return pattern.lower() == f"{name}$" or re.match(pattern.lower(), name) is not None
+    except re.error:
+        return False
+
+
+def _pattern(model: str) -> str:
+    """What the webui saves a model's settings under, and finds: its name, escaped where that is another pattern."""
+    name = Path(model).name
+    try:
+        plain = re.match(f"{name.lower()}$", name.lower()) is not None
+    except re.error:
+        plain = False
+    return f"{name if plain else re.escape(name)}$"
 
 
 class _Failure:
@@ -140,6 +159,7 @@ def register() -> None:
     _clean_user_config()
     replace(models, "load_model", _load_model)
     replace(models, "unload_model", _unload_model)
+    replace(models, "load_model_if_idle_unloaded", _one_at_a_time)
     replace(models_settings, "get_model_metadata", _get_model_metadata)
     replace(models_settings, "update_model_parameters", _update_model_parameters)
     replace(models_settings, "apply_model_settings_to_state", _apply_model_settings_to_state)
@@ -181,10 +201,13 @@ def _clean_user_config() -> None:
     text = path.read_text(encoding="utf-8") if path.is_file() else ""
     cleaned, patterns = engine("webui.yaml_lines").without_loader(text, LOADER)
     if patterns:
-        for pattern in patterns:
-            remembered.set(pattern, True)
-        path.write_text(cleaned, encoding="utf-8")
-        logger.info(f"{LOADER}: remembers the loader of {', '.join(patterns)} in {remembered.file()} from now on")
+        try:
+            for pattern in patterns:
+                remembered.set(pattern, True)
+            path.write_text(cleaned, encoding="utf-8")
+            logger.info(f"{LOADER}: remembers the loader of {', '.join(patterns)} in {remembered.file()} from now on")
+        except OSError as error:
+            logger.warning(f"{LOADER}: {path} names this loader, at which the webui dies when this extension is off: {error}")
     for saved in shared.user_config.values():
         if isinstance(saved, dict) and is_ours(saved.get("loader")):
             del saved["loader"]
@@ -254,6 +277,17 @@ def _load(model_name: str) -> tuple[Any, Any]:
         logger.info(f"{LOADER}: set in the tab, for the page and the API: {changed}")
     logger.info(f'Loaded "{model_name}" in {time.time() - began:.2f} seconds, {model.config.max_position_embeddings} tokens')
     return model, tokenizer
+
+
+_waking = threading.Lock()
+
+
+def _one_at_a_time(old: Any) -> Any:
+    def load_model_if_idle_unloaded() -> None:
+        with _waking:  # several requests find it asleep, and one wakes it
+            old()
+
+    return load_model_if_idle_unloaded
 
 
 def _unload_model(old: Any) -> Any:
@@ -334,10 +368,7 @@ def _apply_model_settings_to_state(old: Any) -> Any:
     def apply_model_settings_to_state(model: Any, state: dict[str, Any]) -> dict[str, Any]:
         before = state.get("loader")
         state = old(model, state)
-        chosen = any(
-            "loader" in saved for pattern, saved in shared.user_config.items()
-            if re.match(pattern.lower(), Path(str(model)).name.lower())
-        )  # fmt: skip
+        chosen = any("loader" in saved for pattern, saved in shared.user_config.items() if _matches(pattern, model))
         loaded = loaded_model() is not None and model == shared.model_name
         if (is_ours(before) or loaded) and state.get("loader") == "llama.cpp" and not chosen:
             state["loader"] = LOADER
@@ -353,7 +384,7 @@ def _apply_model_settings_to_state(old: Any) -> Any:
 
 def _save_model_settings(old: Any) -> Any:
     def save_model_settings(model: str, state: dict[str, Any]) -> Iterator[str]:
-        pattern = Path(str(model)).name + "$"
+        pattern = _pattern(str(model))
         if model == "None" or not is_ours(state.get("loader")):
             if model != "None":
                 remembered.set(pattern, False)

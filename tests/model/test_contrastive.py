@@ -87,6 +87,14 @@ def test_every_kind_of_memory(request: pytest.FixtureRequest, kind: str) -> None
 # -- what generate() takes, and gives back -------------------------------------------------------------------
 
 
+def test_nothing_but_the_penalty(tiny_llama: Any) -> None:
+    """`penalty_alpha=1`, the end of its range, is contrastive search as 0.999 is."""
+    prompt = list(range(40, 60))
+    nearly = generate(tiny_llama, prompt, penalty_alpha=0.9999, top_k=4)
+    assert generate(tiny_llama, prompt, penalty_alpha=1.0, top_k=4) == nearly
+    assert tiny_llama.last_stats.decode_calls < tiny_llama.last_stats.evaluated_tokens - len(prompt)
+
+
 def test_outputs(smollm2_f32: Any) -> None:
     model, ids = smollm2_f32, torch.tensor([ROMAN])
     out = model.generate(

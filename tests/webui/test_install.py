@@ -383,6 +383,9 @@ def test_settings_without_us(text: str, cleaned: str) -> None:
         ('"\\u00fc: #$":\n  loader: llamacpp_HF\n  x: 1\n', '"\\u00fc: #$":\n  x: 1\n', ["ü: #$"]),
         ("# mine\na$:\n  loader: llamacpp_HF\n", "# mine\n{}\n", ["a$"]),
         ("loader: llamacpp_HF\n", "loader: llamacpp_HF\n", []),
+        ("---\na$:\n  loader: llamacpp_HF\n", "{}\n", ["a$"]),
+        ("---\n# mine\na$:\n  loader: llamacpp_HF\n...\n", "# mine\n{}\n", ["a$"]),
+        ("\ufeffa$:\n  loader: llamacpp_HF\n  x: 1\n", "\ufeffa$:\n  x: 1\n", ["a$"]),
     ],
 )
 def test_models_without_us(text: str, cleaned: str, models: list[str]) -> None:

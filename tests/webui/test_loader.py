@@ -257,6 +257,30 @@ def test_stop_ends_the_evaluation_of_a_prompt(loaded: Webui) -> None:
     assert loaded.complete(PROMPT, **GREEDY)
 
 
+def test_a_seed_gives_its_text_also_after_an_answer_that_was_stopped(loaded: Webui) -> None:
+    request = {"prompt": PROMPT, "temperature": 1, "seed": 7, "max_tokens": 12}
+    alone = loaded.complete(**request)
+    for seed in range(6):
+        loaded.complete("A long story about a king:", temperature=1, seed=seed, max_tokens=60, stop=[" the", " a", " of"])
+        assert loaded.complete(**request) == alone
+
+
+def test_names_that_are_no_patterns(loaded: Webui, tiny_llama_path: Path) -> None:
+    """The webui finds a model's saved settings with its name as a regular expression."""
+    remembered = loaded.user_data / "llamacpp_hf" / "loaders.json"
+    remembered.parent.mkdir(exist_ok=True)
+    remembered.write_text('{"(": "llamacpp_HF", "tiny (1).gguf$": "llamacpp_HF"}', encoding="utf-8")
+    folders.add_model(loaded.folder, tiny_llama_path, "tiny (1).gguf")
+    try:
+        loaded.load("tiny (1).gguf")
+        assert loaded.info()["model_name"] == "tiny (1).gguf"
+        assert loaded.post("/v1/completions", {"prompt": "a", **GREEDY})["choices"]
+        assert 'Loading "tiny (1).gguf" with llamacpp_HF' in " ".join(loaded.log().split())
+    finally:
+        (loaded.user_data / "models" / "tiny (1).gguf").unlink()
+        remembered.unlink()
+
+
 def test_a_load_that_fails_says_why_until_one_succeeds(loaded: Webui, tiny_llama_path: Path) -> None:
     told = loaded.load(tiny_llama_path.name, status=500, **LOADER, cache_type="fp8")["detail"]
     assert "cache_type='fp8'" in told and tiny_llama_path.name in told

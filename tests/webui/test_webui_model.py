@@ -48,7 +48,7 @@ class Stopped(Exception):
 
 def open_model(path: Path, **options: Any) -> Any:
     def find_draft(name: str) -> tuple[Path, dict[str, Any]]:
-        if name != path.name:
+        if name not in (path.name, "other.gguf"):
             raise ModelLoadError(f"there is no {name}")
         return path, {"n_ctx": 1024, "n_threads": 1}
 
@@ -245,6 +245,39 @@ def test_drafts_come_from_the_panel_the_request_or_the_load(model: Any, tiny_lla
     assert model.last_stats.drafted_tokens == 0
     with pytest.raises(ModelLoadError, match=r"nowhere\.gguf"):
         call(model, sampler_priority=["draft_model=nowhere.gguf"])
+
+
+def test_another_draft_model_may_come_while_one_drafts(model: Any, tiny_llama_path: Path) -> None:
+    plain = call(model)[0].tolist()
+    model.settings.set(draft_model=tiny_llama_path.name)
+
+    def change(ids: torch.Tensor) -> None:
+        if len(ids) == len(PROMPT) + 3:
+            model.draft("other.gguf")
+
+    assert call(model, stopping_criteria=StoppingCriteriaList([Stream(change)]))[0].tolist() == plain
+    assert model.last_stats.drafted_tokens > 0
+    model.settings.reset()
+
+
+def test_a_request_that_is_over_waits_for_its_last_decode(model: Any) -> None:
+    """The next request seeds torch's random numbers; nobody else may draw from them then."""
+    request, released = WebuiCall(), threading.Event()
+    criteria = StoppingCriteriaList([Stream(lambda ids: (request.close(), released.wait(20)))])
+    thread = threading.Thread(target=lambda: call(
+        model, stopping_criteria=criteria, logits_processor=LogitsProcessorList([request])
+    ))  # fmt: skip
+    thread.start()
+    while not request.stopped():
+        pass
+    threading.Timer(0.3, released.set).start()
+    request.leave()
+    assert released.is_set()
+    thread.join(20)
+    assert request.stats is not None and request.stats.new_tokens == 1
+    never = WebuiCall()
+    never.leave()
+    assert call(model, logits_processor=LogitsProcessorList([never]))[0].tolist() == PROMPT
 
 
 def test_what_is_in_memory_is_told_while_a_prompt_is_read(model: Any) -> None:

@@ -55,7 +55,8 @@ SETTINGS = (
 )  # fmt: skip
 """Where all of these are unset, no config has to be prepared to know that transformers' own loops run."""
 
-UNSET = (None, 0, 1, False)
+NEUTRAL = {"num_beam_groups": 1}
+"""The values that ask for nothing, where that is not 0."""
 
 
 def method_for(model: Any, inputs: Any, generation_config: Any, kwargs: dict[str, Any]) -> Callable[..., Any] | None:
@@ -94,4 +95,4 @@ def _setting(name: str, model: Any, generation_config: Any, kwargs: dict[str, An
         value = getattr(model.generation_config, name, None)
     if name in ("prompt_lookup_num_tokens", "dola_layers"):
         return value is not None  # 0 is a mistake, and told
-    return isinstance(value, list) or value not in UNSET
+    return isinstance(value, list) or value not in (None, False, NEUTRAL.get(name, 0))

@@ -17,6 +17,9 @@ from .settings import CALL_GROUPS
 
 __all__ = ["Plan", "plan_call", "resting"]
 
+LARGEST_SCALE = 1000
+"""Beyond it the scores of tokens are no numbers any more."""
+
 LOOKUP_TOKENS = 10
 """Tokens of a draft of prompt lookup, where nothing was set."""
 
@@ -86,6 +89,9 @@ def plan_call(given: Mapping[str, Any], panel: Mapping[str, Any]) -> Plan:
         arguments["min_new_tokens"] = wanted["min_new_tokens"]
     if "guidance_scale" in asked or arguments.get("guidance_scale") in (None, 1):
         arguments["guidance_scale"] = wanted["guidance_scale"]
+    scale = arguments["guidance_scale"]
+    if isinstance(scale, (int, float)) and not abs(scale) <= LARGEST_SCALE:
+        raise OptionError(f"guidance_scale={scale!r} is none from -{LARGEST_SCALE} to {LARGEST_SCALE}", "guidance_scale")
     if arguments["guidance_scale"] != 1 and ("negative_prompt" in asked or "negative_prompt_ids" not in arguments):
         plan.negative_prompt = wanted["negative_prompt"]
     return plan

@@ -25,9 +25,9 @@ GROW = 256
 
 
 class WebuiCall(LogitsProcessor):
-    """`stopped()` is asked between decodes. `error` is what `generate()` raised, `stats` what it did; `done(stats, ways)` is called
-    at its end, which may be after that of the request. `feed` is what was streamed, `ways` how the text is written. Where
-    `is_told`, its maker tells `error`."""
+    """`stopped()` is asked between decodes. `error` is what `generate()` raised, `stats` what it did; `done(stats, ways)` is
+    called at its end, which may be after that of the request. `feed` is what was streamed, `ways` how the text is written.
+    Where `is_told`, its maker tells `error`."""
 
     def __init__(
         self, stop_event: threading.Event | None = None, done: Callable[[GenerateStats, str], None] | None = None
@@ -37,6 +37,8 @@ class WebuiCall(LogitsProcessor):
         self._closed = False
         self.is_told = done is not None
         self.ways = ""
+        self.began = False
+        self._ended = threading.Event()
         self.error: BaseException | None = None
         self.stats: GenerateStats | None = None
         self.feed: Feed | None = None
@@ -52,6 +54,17 @@ class WebuiCall(LogitsProcessor):
     def close(self) -> None:
         """Nobody listens any more: a decode that runs is the last one."""
         self._closed = True
+
+    def leave(self, limit: float = 60.0) -> None:
+        """Close, and wait for the decode that runs: a `generate()` that is still on its way draws from the random numbers of
+        the next one."""
+        self.close()
+        if self.began:
+            self._ended.wait(limit)
+
+    def end(self) -> None:
+        """`generate()` has returned."""
+        self._ended.set()
 
     def stopped(self) -> bool:
         return self._closed or (self._stop_event is not None and self._stop_event.is_set())

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
 from ..errors import OptionError
 from ..options import option
 
-__all__ = ["DEFAULT_CTX", "draft_options", "load_options", "wanted_draft"]
+__all__ = ["DEFAULT_CTX", "draft_max", "draft_options", "load_options", "wanted_draft"]
 
 DEFAULT_CTX = 8192
 """What `ctx_size` 0 means, as with the webui's other loaders; a model trained for less takes what it was trained for."""
@@ -35,9 +36,9 @@ def load_options(args: Any, n_ctx_train: int, own: Mapping[str, Any] | None = No
     n_ctx = _context(args, n_ctx_train)
     values = _common(args, n_ctx)
     values["n_gpu_layers"] = _integer(args, "gpu_layers", -1)
-    if getattr(args, "cfg_cache", False):
+    if _flag(args, "cfg_cache"):
         values["n_cells"] = 2 * n_ctx
-    if getattr(args, "streaming_llm", False):
+    if _flag(args, "streaming_llm"):
         values |= {"n_sink": DEFAULT_SINK, "reuse_min_chunk": DEFAULT_CHUNK}
     return values | {name: value for name, value in (own or {}).items() if value not in (None, "")}
 
@@ -46,6 +47,14 @@ def wanted_draft(args: Any) -> str:
     """The draft model's name, "" where none was chosen."""
     name = getattr(args, "model_draft", None)
     return "" if name in (None, "", "None") else str(name)
+
+
+def draft_max(args: Any) -> int:
+    """Tokens of a draft."""
+    number = _integer(args, "draft_max", 4)
+    if number < 1:
+        raise OptionError(f"draft_max={number} is below 1, the least a draft has", "draft_max")
+    return number
 
 
 def draft_options(args: Any, n_ctx: int) -> dict[str, Any]:
@@ -69,7 +78,7 @@ def _common(args: Any, n_ctx: int) -> dict[str, Any]:
     if split := _tensor_split(getattr(args, "tensor_split", None)):
         values["tensor_split"] = split
     if mode := getattr(args, "split_mode", None):
-        if mode not in SPLIT_MODES:
+        if not isinstance(mode, str) or mode not in SPLIT_MODES:
             raise OptionError(f"split_mode={mode!r} is not one of {', '.join(SPLIT_MODES)}", "split_mode")
         if mode != "layer":  # llama.cpp's default
             values["split_mode"] = SPLIT_MODES[mode]
@@ -77,7 +86,7 @@ def _common(args: Any, n_ctx: int) -> dict[str, Any]:
         ("no_kv_offload", "offload_kqv", False), ("no_mmap", "use_mmap", False), ("mlock", "use_mlock", True),
         ("numa", "numa", True),
     ):  # fmt: skip
-        if getattr(args, flag, False):
+        if _flag(args, flag):
             values[name] = value
     return values
 
@@ -87,6 +96,13 @@ def _context(args: Any, n_ctx_train: int) -> int:
     if given < 0:
         raise OptionError(f"ctx_size={given} is below 0; 0 is {DEFAULT_CTX}, or what the model was trained for", "ctx_size")
     return given or min(DEFAULT_CTX, n_ctx_train or DEFAULT_CTX)
+
+
+def _flag(args: Any, flag: str) -> bool:
+    value = getattr(args, flag, False)
+    if value is None or isinstance(value, bool):
+        return bool(value)
+    raise OptionError(f"{flag}={value!r} is neither true nor false", flag)
 
 
 def _integer(args: Any, flag: str, default: int) -> int:
@@ -130,6 +146,9 @@ def _tensor_split(text: Any) -> list[float] | None:
         return None
     parts = text if isinstance(text, (list, tuple)) else str(text).replace(";", ",").split(",")
     try:
-        return [float(part) for part in parts]
+        split = [float(part) for part in parts]
+        if all(math.isfinite(part) and part >= 0 for part in split):
+            return split
+        raise ValueError
     except (TypeError, ValueError):
         raise OptionError(f"tensor_split={text!r} is no list of proportions such as 60,40", "tensor_split") from None

@@ -76,7 +76,7 @@ class WebuiModel(LlamaCppForCausalLM):
             if name not in self._drafts:
                 path, options = self._find_draft(name)
                 for other in [key for key in self._drafts if self._drafts[key] is not self.assistant_model]:
-                    self._drafts.pop(other).close()  # one at a time, beside the one of the load
+                    del self._drafts[other]  # one at a time, beside that of the load; freed when no answer uses it any more
                 self._drafts[name] = LlamaCppForCausalLM.from_pretrained(path, quantization_config=LlamaCppConfig(**options))
             return self._drafts[name]
 
@@ -87,7 +87,10 @@ class WebuiModel(LlamaCppForCausalLM):
         (`arguments.py`), a stopping criterion that streams becomes a streamer, and all end tokens of the model count."""
         call = take_call(kwargs)
         token = current_call.set(call)
+        call.began = True
         try:
+            if call.stopped() and isinstance(inputs, torch.Tensor):
+                return inputs
             return self._generate(call, inputs, generation_config, args, kwargs)
         except LlamaCppError as error:
             call.error = error
@@ -99,6 +102,7 @@ class WebuiModel(LlamaCppForCausalLM):
             raise
         finally:
             current_call.reset(token)
+            call.end()
 
     def _generate(self, call: WebuiCall, inputs: Any, generation_config: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         if args or generation_config is not None:  # not the webui

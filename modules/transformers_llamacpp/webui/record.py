@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
+from pathlib import Path, PureWindowsPath
 
 from .disk import read_json, write_json
 from .places import Webui
@@ -28,7 +28,7 @@ class Record:
         found = read_json(cls.file(webui))
         lists = {name: found.get(name, []) for name in ("files", "made")}
         for keys in lists.values():
-            if not isinstance(keys, list) or not all(isinstance(key, str) and ".." not in key for key in keys):
+            if not isinstance(keys, list) or not all(isinstance(key, str) and _inside(key) for key in keys):
                 return cls()
         return cls(str(found.get("version", "")), str(found.get("how", "")), bool(found.get("complete")), **lists)
 
@@ -38,3 +38,9 @@ class Record:
     @staticmethod
     def file(webui: Webui) -> Path:
         return webui.own / "installed.json"
+
+
+def _inside(key: str) -> bool:
+    """It names something in the webui or in its user data."""
+    name = key.partition(":")[2]
+    return bool(name) and ".." not in name and not Path(name).is_absolute() and not PureWindowsPath(name).drive

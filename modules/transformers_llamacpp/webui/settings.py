@@ -89,7 +89,7 @@ class Settings:
             part = self.path.with_suffix(".part")
             part.write_text(text + "\n", encoding="utf-8")
             os.replace(part, self.path)
-        except OSError as error:
+        except (OSError, ValueError) as error:  # a lone surrogate cannot be written
             raise LlamaCppError(f"the settings could not be saved: {error}") from error
         return self.path
 
@@ -116,7 +116,7 @@ class Settings:
             values = json.loads(self.path.read_text(encoding="utf-8"))
             if not isinstance(values, dict):
                 raise ValueError(f"a {type(values).__name__} where an object was expected")
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, RecursionError) as error:
             logger.warning("the saved settings in %s cannot be read and are left out: %s", self.path, error)
             return {}
         return values

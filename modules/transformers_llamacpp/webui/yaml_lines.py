@@ -7,7 +7,7 @@ import re
 
 __all__ = ["lines_with", "without_extension", "without_loader"]
 
-BLANK = re.compile(r"\s*(#.*)?$")
+BLANK = re.compile(r"(---|\.\.\.)?\s*(#.*)?$|\s*(#.*)?$")
 KEY = r"(?P<quote>['\"]?)(?P<key>{})(?P=quote)\s*:(?=\s|$)"
 
 
@@ -56,6 +56,8 @@ def without_loader(text: str, loader: str) -> tuple[str, list[str]]:
 
     A model with no other setting is taken out whole: the webui cannot read an empty entry.
     """
+    mark = "\ufeff" if text.startswith("\ufeff") else ""  # as Windows' editor writes it
+    text = text[len(mark) :]
     wanted = re.compile(rf"\s+(['\"]?)loader\1\s*:\s*(['\"]?){re.escape(loader)}\2\s*(#.*)?$", re.IGNORECASE)
     model = re.compile(KEY.format(r".+?") + r"\s*(#.*)?$")
     lines, kept, models = _lines(text), list[str](), list[str]()
@@ -74,8 +76,9 @@ def without_loader(text: str, loader: str) -> tuple[str, list[str]]:
         else:
             kept += [block[0], *rest]
     if models and kept and all(BLANK.match(line) for line in kept) and any(line.strip() for line in kept):
-        kept.append("{}\n")  # comments alone are no settings, and the webui fails on them
-    return "".join(kept), models
+        # comments and marks of a document alone are no settings, and the webui fails on them
+        kept = [line for line in kept if not line.startswith(("---", "..."))] + ["{}\n"]
+    return mark + "".join(kept), models
 
 
 def lines_with(text: str, pattern: str) -> list[tuple[int, str]]:
