@@ -47,7 +47,8 @@ def _generate_reply(old: Any) -> Any:
             raise told(error, for_ui) from error
         if shared.model is None and failure():
             raise told(RuntimeError(failure()), for_ui)
-        if loaded_model() is None:
+        ours = loaded_model()
+        if ours is None:
             yield from old(*args, **kwargs)
             return
         state = args[1] if len(args) > 1 else kwargs["state"]
@@ -69,7 +70,6 @@ def _generate_reply(old: Any) -> Any:
         else:
             kwargs["state"] = state
         with _turn:
-            ours = loaded_model()
             try:
                 yield from old(*args, **kwargs)
             except Exception as error:

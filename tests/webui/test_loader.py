@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -365,6 +366,25 @@ def test_unloading_ends_an_answer(loaded: Webui) -> None:
     rest = list(events)
     assert len(rest) < 890
     assert loaded.info()["model_name"] == "None"
+
+
+def test_a_request_that_waits_while_the_model_goes_is_told(loaded: Webui) -> None:
+    events = loaded.stream("/v1/completions", {"prompt": PROMPT, "max_tokens": 900, "temperature": 0, "ban_eos_token": True})
+    next(events)
+    next(events)
+    answers: list[Any] = []
+
+    def wait() -> None:
+        answers.append(loaded.post("/v1/completions", {"prompt": PROMPT, **GREEDY}, status=503))
+
+    thread = threading.Thread(target=wait)
+    thread.start()
+    time.sleep(0.5)
+    loaded.post("/v1/internal/model/unload")
+    thread.join(30)
+    list(events)
+    assert answers and "unloaded" in answers[0]["error"]["message"]
+    assert "No model is loaded" in loaded.post("/v1/completions", {"prompt": "a", **GREEDY}, status=503)["error"]["message"]
 
 
 def test_other_loaders_are_as_before(loaded: Webui, tiny_llama_path: Path) -> None:

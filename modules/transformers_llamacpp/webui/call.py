@@ -55,7 +55,7 @@ class WebuiCall(LogitsProcessor):
         """Nobody listens any more: a decode that runs is the last one."""
         self._closed = True
 
-    def leave(self, limit: float = 60.0) -> None:
+    def leave(self, limit: float = 10.0) -> None:
         """Close, and wait for the decode that runs: a `generate()` that is still on its way draws from the random numbers of
         the next one."""
         self.close()
