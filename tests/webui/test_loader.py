@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import re
+import shutil
 import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import gguf
 import psutil
 import pytest
 import torch
 
+import tiny_gguf
 from tiny_lora import write_lora
 from transformers_llamacpp import LlamaCppForCausalLM
 from webui import folders
@@ -304,6 +307,23 @@ def test_a_folder_with_a_projector_and_a_name_of_any_letters(loaded: Webui, name
     loaded.load(name, **LOADER)
     assert loaded.info()["model_name"] == name
     assert loaded.post("/v1/completions", {"prompt": "a", **GREEDY})["choices"]
+
+
+def test_a_split_model(loaded: Webui, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By its first shard, as the webui's menu has it, and by a folder with all of them."""
+    writer = gguf.GGUFWriter
+    monkeypatch.setattr(gguf, "GGUFWriter", lambda *arguments: writer(*arguments, split_max_tensors=9))
+    folder = loaded.user_data / "models" / "split"
+    folder.mkdir()
+    tiny_gguf.write("llama", folder / "split.gguf")
+    shards = sorted(file.name for file in folder.iterdir())
+    assert len(shards) > 2
+    try:
+        for name in (f"split/{shards[0]}", "split"):
+            loaded.load(name, **LOADER)
+            assert loaded.post("/v1/completions", {"prompt": "a", **GREEDY})["choices"]
+    finally:
+        shutil.rmtree(folder)
 
 
 def test_flags_reach_the_model(loaded: Webui, smollm2_q4_0_path: Path, smollm2_f32_path: Path) -> None:
