@@ -83,6 +83,7 @@ def start(webui: Path, *flags: str, **options: Any) -> tuple[dict[str, Any], str
     said: list[str] = []
     command, environment = launch.command(webui, flags, say=said.append, **options)
     environment.pop("PYTHONPATH", None)
+    command.insert(1, "-S")  # the webui's Python has no package of ours, wherever this one has it from
     done = subprocess.run(command, env=environment, cwd=webui.parent, capture_output=True, text=True, timeout=60)
     assert done.returncode == 7, done.stderr
     return json.loads(done.stdout.splitlines()[-1]), "\n".join([*said, done.stdout])
