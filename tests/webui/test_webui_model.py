@@ -274,7 +274,8 @@ def test_a_request_that_is_over_waits_for_its_last_decode(model: Any) -> None:
     request.leave()
     assert released.is_set()
     thread.join(20)
-    assert request.stats is not None and request.stats.new_tokens <= 2  # the one that was shown, and one on its way
+    # transformers 5.24 asks the stopping criteria before it shows a token, 5.6 after
+    assert request.stats is not None and request.stats.new_tokens in (1, 2)
     never = WebuiCall()
     never.leave()
     assert call(model, logits_processor=LogitsProcessorList([never]))[0].tolist() == PROMPT
