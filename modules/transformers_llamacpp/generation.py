@@ -20,6 +20,7 @@ from . import compat
 from .cache import LlamaCppCache
 from .decoding import Guidance, GuidanceProcessor, check_scale, contrastive, method_for
 from .decoding.room import CellsFull, Room, Sharing, Texts, cells_of, read_texts
+from .decoding.seeded import LogitsObserver, SeededDraw, check_seeds
 from .errors import ContextOverflowError, InvalidInputError
 from .request import GenerateStats, Request, current_request
 
@@ -80,6 +81,12 @@ class LlamaCppGenerationMixin:
             (what differs from the cache is evaluated, nothing else), or only the new tokens together with an
             `attention_mask` of the whole length.
 
+        seeds: a number from 0 to 2**64 - 1, or one for each row of the answer (return sequences counted). What is sampled then
+            depends on its row's seed alone, not on torch's generator, which all threads share: the same seed draws the same
+            tokens again, alone or in a batch, with drafts or without.
+        observe_logits: `callable(input_ids, logits)`, shown the model's logits `(rows, n_vocab)` of every step before any
+            processor changes them; valid during the call only. `input_ids` `(rows, length)` is what they follow.
+
         Afterwards `model.last_stats` says what the call did; with `return_dict_in_generate=True` so does `output.stats`,
         which is this call's own when several run at once.
 
@@ -104,7 +111,12 @@ class LlamaCppGenerationMixin:
         if len(args) > len(named) or named.keys() & kwargs.keys():
             raise TypeError(f"generate() got too many arguments, or one twice: {len(args) + 2} by place, {[*kwargs]}")
         kwargs |= named
-        request = Request(prompt_progress=kwargs.pop("prompt_progress", None), tokenizer=kwargs.get("tokenizer"))
+        request = Request(
+            prompt_progress=kwargs.pop("prompt_progress", None),
+            tokenizer=kwargs.get("tokenizer"),
+            seeds=kwargs.pop("seeds", None),
+            observe_logits=kwargs.pop("observe_logits", None),
+        )
         token = current_request.set(request)
         output = cache = None
         running = contextlib.ExitStack()
@@ -305,7 +317,7 @@ class LlamaCppGenerationMixin:
         kwargs["generation_config"] = generation_config
         processors = super()._get_logits_processor(*args, **kwargs)  # type: ignore[misc]
         request = current_request.get()
-        if request is None or generation_config.guidance_scale in (None, 1):
+        if request is None:
             return processors
         given = kwargs.get("logits_processor") or ()
         for at, processor in enumerate(processors):
@@ -315,6 +327,12 @@ class LlamaCppGenerationMixin:
                 request.guidance = Guidance(self, negative, mask)
                 processors[at] = GuidanceProcessor(generation_config.guidance_scale, request.guidance, request)
                 break
+        if request.observe_logits is not None:
+            processors.insert(0, LogitsObserver(request.observe_logits))
+        if request.seeds is not None:
+            seeds = check_seeds(request.seeds, generation_config)
+            if generation_config.do_sample:
+                processors.append(SeededDraw(seeds, kwargs.get("input_ids_seq_length") or 0))
         return processors
 
     def _get_stopping_criteria(self, *args: Any, tokenizer: Any = None, **kwargs: Any) -> Any:

@@ -76,6 +76,10 @@ class Request:
     """The caller's, for what transformers hands no tokenizer to when the decoding function is ours."""
     hidden_known: list[int] | None = None
     """For each row, the leading tokens of the prompt whose hidden states need no evaluation."""
+    seeds: Any = None
+    """What decides the draws of the rows (`decoding/seeded.py`), where the caller gave any."""
+    observe_logits: Any = None
+    """Shown the model's logits of every step."""
     guidance: Any = None
     """The unconditional side of the call (`decoding/guidance.py`)."""
     want_layers: tuple[int, ...] = ()
