@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .errors import LlamaCppError, ModelLoadError
+from .errors import LlamaCppError, ModelLoadError, OptionError
 from .options import Option, options_in
 
 if TYPE_CHECKING:
     from .modeling import LlamaCppForCausalLM
+    from .server.limits import ServeOptions
 
 __all__ = ["build_parser", "main"]
 
 NAME = "transformers-llamacpp"
-"""In the table, but refused by the model so far; no flags for them."""
+KEY_VARIABLE = "TRANSFORMERS_LLAMACPP_API_KEY"
+"""Unlike a flag, it is not shown to everybody who lists processes."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -91,17 +94,38 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 def _serve_parser(commands: Any) -> None:
-    one = commands.add_parser("serve", help="the chat page", description="Serve the chat page on this machine.")
+    one = commands.add_parser(
+        "serve", help="the page and the API", description="Serve the chat page at / and the HTTP API under /v1, on one port."
+    )
     one.add_argument(
         "--model",
         metavar="MODEL",
         help="what to load first: a GGUF file, a folder with one, or a hub repository; otherwise choose on the page",
     )
     one.add_argument(
-        "--model-dir", type=Path, metavar="DIR", help="folder the page offers models from (default: that of --model)"
+        "--model-dir", type=Path, metavar="DIR", help="folder that models are loaded from (default: that of --model)"
     )
-    one.add_argument("--host", default="127.0.0.1", help="loopback address to listen on (default %(default)s)")
+    one.add_argument("--draft", metavar="MODEL", help="a small model that drafts for every other one")
+    one.add_argument("--host", default="127.0.0.1", help="address to listen on; others than loopback need a key "
+                     "(default %(default)s)")  # fmt: skip
     one.add_argument("--port", type=int, help="port (default: the first free one from 7860 on)")
+    one.add_argument("--no-page", action="store_true", help="the API only")
+    key = os.environ.get(KEY_VARIABLE, "")
+    one.add_argument("--api-key", metavar="KEY", default=key, help="what every request has to bring, as Authorization: Bearer "
+                     f"KEY or, in a browser, as the password (default: the environment variable {KEY_VARIABLE})")  # fmt: skip
+    one.add_argument("--cors-origin", metavar="ORIGIN", action="append", default=[], help="a site whose pages may call the "
+                     "API, such as https://example.org; may be repeated")  # fmt: skip
+    one.add_argument("--allow-chat-templates", action="store_true", help="requests may bring chat templates of their own, "
+                     "which can keep the server busy for as long as they like")  # fmt: skip
+    limits = one.add_argument_group("limits")
+    for flag, default, text in (
+        ("--parallel", 16, "texts written at once"),
+        ("--max-queue", 64, "texts that may wait for their turn; who comes then gets a 429"),
+        ("--max-choices", 32, "texts that one request may ask for"),
+        ("--max-tokens", 0, "most tokens in one text; 0: as many as the context has room for"),
+        ("--max-body", 8 << 20, "most bytes in a request"),
+    ):
+        limits.add_argument(flag, type=int, metavar="N", default=default, help=f"{text} (default %(default)s)")
     _add_options(one, "context", "model")
     one.set_defaults(run=_serve)
 
@@ -212,15 +236,36 @@ def _serve(arguments: argparse.Namespace) -> int:
     path = Path(source).expanduser() if source else None
     if folder is None:
         folder = path if path and path.is_dir() else path.parent if path and path.is_file() else Path("models")
+    options = _serve_options(arguments)
     from .server import app, host
 
-    sock = app.open_socket(arguments.host, arguments.port)  # before the model: a busy port is known at once
-    served = host.ModelHost(folder, _given(arguments, "context", "model"))
+    sock = app.open_socket(arguments.host, arguments.port, has_key=bool(options.api_key))  # a busy port is known at once
+    served = host.ModelHost(folder, _given(arguments, "context", "model"), draft=arguments.draft)
     if source:
         print(f"Loading {source}", flush=True)
         served.load(served.add(source), {})
-    app.serve(served, sock, lambda url: print(f"Ready: open {url} in a browser", flush=True))
+    ready = "Ready: the API is at {}/v1" if arguments.no_page else "Ready: open {} in a browser; the API is at {}/v1"
+    app.serve(served, sock, lambda url: print(ready.replace("{}", "{0}").format(url), flush=True), options)
     return 0
+
+
+def _serve_options(arguments: argparse.Namespace) -> ServeOptions:
+    from .server.limits import Limits, ServeOptions
+
+    names = ("max_body", "max_tokens", "max_choices", "parallel", "max_queue")
+    values = {name: getattr(arguments, name) for name in names}
+    for name, value in values.items():
+        least = 0 if name in ("max_tokens", "max_queue") else 1
+        if value < least:
+            raise OptionError(f"--{name.replace('_', '-')} {value} is below its minimum {least}", name)
+    if arguments.api_key and not (arguments.api_key.isascii() and arguments.api_key.isprintable()):
+        raise OptionError("--api-key: ASCII characters only, because it travels in a header", "api_key")
+    from .server.app import is_loopback
+
+    return ServeOptions(
+        Limits(**values), api_key=arguments.api_key, remote=not is_loopback(arguments.host),
+        cors_origins=tuple(arguments.cors_origin), chat_templates=arguments.allow_chat_templates, page=not arguments.no_page,
+    )  # fmt: skip
 
 
 def _generate(arguments: argparse.Namespace) -> int:

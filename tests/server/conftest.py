@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+import api_server
 from transformers_llamacpp.server.app import Server, open_socket
 from transformers_llamacpp.server.host import ModelHost
+from transformers_llamacpp.server.limits import Limits, ServeOptions
+
+THREADS = int(os.environ.get("TRANSFORMERS_LLAMACPP_TEST_THREADS", "2"))
+F32 = {"type_k": "f32", "type_v": "f32", "flash_attn": False}
 
 OPTIONS = {"n_ctx": 4096, "n_batch": 32, "n_ubatch": 32}
 """Small batches: a long prompt has many decodes between which it can be stopped."""
@@ -48,3 +54,27 @@ def address(host: ModelHost) -> Iterator[str]:
     yield told[0]
     server.should_exit = True
     thread.join(20)
+
+
+@pytest.fixture(scope="session")
+def api(smollm2_f32_path: Path, tiny_llama_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[api_server.Api]:
+    """The API alone, with the F32 model loaded and a folder of small ones beside it."""
+    folder = tmp_path_factory.mktemp("api-models")
+    for name, path in (("f32.gguf", smollm2_f32_path), ("tiny.gguf", tiny_llama_path)):
+        (folder / name).symlink_to(path)
+    (folder / "notes.gguf").write_text("not a model", encoding="utf-8")
+    threads = {"n_threads": THREADS, "n_threads_batch": THREADS}
+    host = ModelHost(folder, {"n_ctx": 1024, "n_batch": 32, "n_ubatch": 32, **F32, **threads})
+    host.load("f32.gguf", {})
+    with api_server.running(host, ServeOptions(Limits(parallel=4, max_queue=4, max_choices=8), page=False)) as api:
+        yield api
+    host.unload()
+
+
+@pytest.fixture
+def loaded(api: api_server.Api) -> Iterator[api_server.Api]:
+    """The API with the F32 model, whatever a test before did; every test leaves nothing running behind."""
+    if api.state.host.name != "f32.gguf":
+        api.state.host.load("f32.gguf", {})
+    yield api
+    assert api_server.eventually(lambda: api.idle), "a request is still running"

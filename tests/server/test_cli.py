@@ -146,7 +146,7 @@ def test_serve_tells_the_address_and_ends_on_sigterm(smollm2_path: Path) -> None
         assert process.stdout is not None
         lines = [process.stdout.readline(), process.stdout.readline()]
         assert lines[0].startswith("Loading"), lines
-        assert re.search(r"Ready: open http://127\.0\.0\.1:\d+ in a browser", lines[1]), lines
+        assert re.search(r"Ready: open http://127\.0\.0\.1:\d+ in a browser; the API is at http", lines[1]), lines
         process.terminate()
         rest = process.stdout.read()
         process.wait(30)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import socket
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Mapping
@@ -11,9 +13,10 @@ from typing import Any
 
 import pytest
 
-from transformers_llamacpp.errors import LlamaCppError, ModelLoadError, OptionError
+from transformers_llamacpp.errors import ClosedError, LlamaCppError, ModelLoadError, OptionError
 from transformers_llamacpp.server.app import create_app, open_socket
 from transformers_llamacpp.server.host import ModelHost, gguf_files
+from transformers_llamacpp.server.limits import ServeOptions
 
 pytestmark = pytest.mark.once
 
@@ -116,9 +119,14 @@ def test_no_model(host: ModelHost) -> None:
 
 
 @pytest.mark.parametrize("address", ["0.0.0.0", "::", "192.168.1.5", "example.com", ""])
-def test_only_loopback_addresses(address: str) -> None:
-    with pytest.raises(OptionError, match="no access control"):
+def test_only_loopback_addresses_without_a_key(address: str) -> None:
+    with pytest.raises(OptionError, match=r"--api-key|an address of this machine"):
         open_socket(address, None)
+
+
+def test_a_key_opens_other_addresses() -> None:
+    with open_socket("0.0.0.0", 0, has_key=True) as sock:
+        assert sock.getsockname()[0] == "0.0.0.0"
 
 
 def test_a_busy_port(host: ModelHost) -> None:
@@ -138,5 +146,44 @@ def test_requests_for_another_name_are_refused(host: ModelHost) -> None:
     client = TestClient(create_app(host), base_url="http://127.0.0.1")
     assert client.get("/").status_code == 200
     assert client.get("/", headers={"host": "evil.example"}).status_code == 400
-    for path in ("/docs", "/openapi.json"):
-        assert "swagger" not in client.get(path).text.lower()
+    assert client.get("/docs", headers={"host": "evil.example"}).status_code == 400
+
+
+def test_the_page_lies_beside_the_api(host: ModelHost) -> None:
+    from starlette.testclient import TestClient
+
+    client = TestClient(create_app(host), base_url="http://127.0.0.1")
+    assert "gradio" in client.get("/").text.lower()
+    assert client.get("/v1/models").json() == {"object": "list", "data": []}
+    without = TestClient(create_app(host, ServeOptions(page=False)), base_url="http://127.0.0.1")
+    assert without.get("/").status_code == 404 and without.get("/v1/models").status_code == 200
+
+
+def test_an_api_alone_needs_no_gradio() -> None:
+    program = "import sys; from transformers_llamacpp.server import app; sys.exit('gradio' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", program]).returncode == 0
+
+
+def test_a_draft_model_goes_with_every_model(tmp_path: Path) -> None:
+    for name in ("a.gguf", "b.gguf", "small.gguf"):
+        (tmp_path / name).write_bytes(b"GGUF")
+    host = ModelHost(tmp_path, {"n_ctx": 100, "type_k": "f32"}, load_fake, draft=str(tmp_path / "small.gguf"))
+    host.load("a.gguf", {})
+    draft = host.model.assistant_model
+    assert draft.source.endswith("small.gguf") and draft.options == {"n_ctx": 100}
+    named = host.draft("b.gguf")
+    assert host.draft("b.gguf") is named
+    with pytest.raises(OptionError, match="no model"):
+        host.draft("../b.gguf")
+    host.unload()
+    assert draft.closed and named.closed
+
+
+def test_who_waited_for_another_model_is_told(host: ModelHost) -> None:
+    host.load("a.gguf", {})
+    change = host.changes
+    with host.use(threading.Event(), change):
+        pass
+    host.load("sub/b.gguf", {})
+    with pytest.raises(ClosedError, match="while the call waited"), host.use(threading.Event(), change):
+        pass

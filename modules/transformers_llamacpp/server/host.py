@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from ..errors import LlamaCppError, ModelLoadError
+from ..errors import ClosedError, LlamaCppError, ModelLoadError, OptionError
 from ..files import SHARD
 
 __all__ = ["ModelHost", "gguf_files"]
@@ -41,8 +41,11 @@ class ModelHost:
     decode), closes the old model and loads the new one. When that fails no model is left, and `error` says why.
     """
 
-    def __init__(self, model_dir: Path, defaults: Mapping[str, Any] | None = None, loader: Loader = load) -> None:
-        """`defaults`: options that hold for every model unless a load says otherwise."""
+    def __init__(
+        self, model_dir: Path, defaults: Mapping[str, Any] | None = None, loader: Loader = load, draft: str | None = None
+    ) -> None:
+        """`defaults`: options that hold for every model unless a load says otherwise. `draft`: the source of a model that
+        drafts for every model (see `LlamaCppForCausalLM.assistant_model`)."""
         self.model_dir = model_dir
         self.defaults = dict(defaults or {})
         self.model: Any = None
@@ -50,9 +53,14 @@ class ModelHost:
         self.options: dict[str, Any] = {}
         self.error: LlamaCppError | None = None
         self.loading = ""
+        self.changes = 0
+        """Counts the models that were taken away: who remembers the number knows whether "the model" is still the same."""
         self._loader = loader
+        self._draft_source = draft
+        self._drafts: dict[str, Any] = {}
+        self._draft_lock = threading.Lock()
         self._extra: dict[str, str] = {}
-        self._running: set[threading.Event] = set()
+        self._running: list[threading.Event] = []  # one for each call: calls of a request share their event
         self._idle = threading.Condition()
         self._change = threading.Lock()
 
@@ -87,7 +95,10 @@ class ModelHost:
             self.loading = name
             try:
                 self._unload()
-                self.model = self._loader(source, options)
+                model = self._loader(source, options)
+                if self._draft_source is not None:
+                    model.assistant_model = self._load_draft(self._draft_source, options)
+                self.model = model
                 self.name, self.options, self.error = name, options, None
             except LlamaCppError as error:
                 self.error = error
@@ -105,8 +116,30 @@ class ModelHost:
                 stop.set()
             self._idle.wait_for(lambda: not self._running)
             old, self.model, self.name = self.model, None, ""
-        if old is not None:
-            old.close()
+            self.changes += old is not None
+        with self._draft_lock:
+            drafts, self._drafts = [*self._drafts.values()], {}
+        for one in [old, *drafts, getattr(old, "assistant_model", None)]:
+            if one is not None:
+                one.close()
+
+    def draft(self, name: str) -> Any:
+        """The model called `name` as one that drafts for the present one, loaded when it is asked for the first time.
+
+        Raises `OptionError` for a name that is not in the list, and `LlamaCppError`.
+        """
+        source = self.sources().get(name)
+        if source is None:
+            raise OptionError(f"assistant_model: there is no model {name!r} in {self.model_dir.name}", "assistant_model")
+        with self._draft_lock:
+            if name not in self._drafts:
+                self._drafts.clear()  # one at a time; the old one is freed when no call uses it any more
+                self._drafts[name] = self._load_draft(source, self.options)
+            return self._drafts[name]
+
+    def _load_draft(self, source: str, options: Mapping[str, Any]) -> Any:
+        wanted = ("n_ctx", "n_threads", "n_threads_batch", "n_gpu_layers", "n_batch", "n_ubatch")
+        return self._loader(source, {name: options[name] for name in wanted if name in options})
 
     @property
     def calls(self) -> int:
@@ -114,20 +147,23 @@ class ModelHost:
         return len(self._running)
 
     @contextmanager
-    def use(self, stop: threading.Event) -> Iterator[Any]:
-        """The model for one call, which must end soon after `stop` is set. Raises `ModelLoadError` without one."""
+    def use(self, stop: threading.Event, change: int | None = None) -> Iterator[Any]:
+        """The model for one call, which must end soon after `stop` is set. Raises `ModelLoadError` without one, and
+        `ClosedError` where `changes` is no longer what it was."""
         with self._idle:
+            if change is not None and change != self.changes:
+                raise ClosedError("the model was unloaded while the call waited; make it again")
             if self.model is None:
                 if self.loading:
                     raise ModelLoadError(f"{self.loading} is being loaded")
                 raise self.error or ModelLoadError("no model is loaded: choose a file first")
             model = self.model
-            self._running.add(stop)
+            self._running.append(stop)
         try:
             yield model
         finally:
             with self._idle:
-                self._running.discard(stop)
+                self._running.remove(stop)
                 self._idle.notify_all()
 
 

@@ -1,0 +1,77 @@
+"""One request on its way: it may wait, run, be given up by its client, or lose its model."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+from typing import Any
+
+from .errors import model_gone
+
+__all__ = ["Done", "Gone", "Job", "Written"]
+
+
+class Written:
+    """An event of a job: a piece of text of choice `index`; `reason` is set with the last one."""
+
+    __slots__ = ("index", "piece", "reason")
+
+    def __init__(self, index: int, piece: Any, reason: str = "") -> None:
+        self.index, self.piece, self.reason = index, piece, reason
+
+
+class Done:
+    """The last event of a part of prompt `number`: what `generate()` did (`None` where it did not come to an end), and the
+    tokens that were written."""
+
+    __slots__ = ("number", "prompt_tokens", "stats", "written")
+
+    def __init__(self, number: int, prompt_tokens: int, stats: Any, written: int) -> None:
+        self.number, self.prompt_tokens, self.stats, self.written = number, prompt_tokens, stats, written
+
+
+class Gone(Exception):
+    """The client went away."""
+
+
+class Job:
+    """`stop` ends everything that runs for the request within one decode. `change`: which model it was written for."""
+
+    def __init__(self, change: int) -> None:
+        self.change = change
+        self.stop = threading.Event()
+        self.given_up = False
+        self.stopped = False
+        self.events: asyncio.Queue[Any] = asyncio.Queue()
+        self.waiting: set[asyncio.Task[None]] = set()
+        """Parts that wait for their turn."""
+        self._loop = asyncio.get_running_loop()
+
+    def give_up(self) -> None:
+        """Nobody listens any more. On the loop's thread."""
+        self.given_up = True
+        self.stop.set()
+        for task in self.waiting:
+            task.cancel()
+        self.events.put_nowait(Gone())
+
+    def finish_early(self) -> None:
+        """Somebody wants the text as far as it is."""
+        self.stopped = True
+        self.stop.set()
+
+    @property
+    def lost_model(self) -> bool:
+        """`stop` was set by who changed the model."""
+        return self.stop.is_set() and not self.given_up and not self.stopped
+
+    def check_model(self) -> None:
+        """Raises `ApiError` when the model was taken away."""
+        if self.lost_model:
+            raise model_gone()
+
+    def post(self, event: Any) -> None:
+        """From any thread."""
+        with contextlib.suppress(RuntimeError):  # the server is down
+            self._loop.call_soon_threadsafe(self.events.put_nowait, event)
