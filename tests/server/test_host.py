@@ -187,3 +187,25 @@ def test_who_waited_for_another_model_is_told(host: ModelHost) -> None:
     host.load("sub/b.gguf", {})
     with pytest.raises(ClosedError, match="while the call waited"), host.use(threading.Event(), change):
         pass
+
+
+def test_nobody_comes_in_while_the_others_go_out(host: ModelHost) -> None:
+    host.load("a.gguf", {})
+    stop, inside, refused = threading.Event(), threading.Event(), []
+
+    def call() -> None:
+        with host.use(stop):
+            inside.set()
+            stop.wait(10)
+            try:
+                with host.use(threading.Event()):
+                    pass
+            except LlamaCppError as error:
+                refused.append(str(error))
+
+    thread = threading.Thread(target=call)
+    thread.start()
+    inside.wait(10)
+    host.unload()
+    thread.join(10)
+    assert refused == ["no model is loaded: choose a file first"]

@@ -112,11 +112,11 @@ class ModelHost:
 
     def _unload(self) -> None:
         with self._idle:
+            old, self.model, self.name = self.model, None, ""  # at once: nobody comes in while the others go out
+            self.changes += old is not None
             for stop in self._running:
                 stop.set()
             self._idle.wait_for(lambda: not self._running)
-            old, self.model, self.name = self.model, None, ""
-            self.changes += old is not None
         with self._draft_lock:
             drafts, self._drafts = [*self._drafts.values()], {}
         for one in [old, *drafts, getattr(old, "assistant_model", None)]:

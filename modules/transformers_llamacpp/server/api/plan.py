@@ -242,11 +242,11 @@ def _room(request: Any, model: Any, plan: Plan, prompt: Prompt, serve: ServeOpti
     if wanted == 0:
         return 0
     n_ctx = model.config.max_position_embeddings
+    allowed = min(one for one in (wanted, limit or None, n_ctx if wanted is None else None) if one is not None)
     if model.quantization_config.n_sink is not None:  # a full context slides
-        return wanted if wanted is not None else limit or n_ctx
+        return allowed
     if len(prompt.ids) >= n_ctx:
         raise ContextOverflowError(len(prompt.ids) + 1, n_ctx)
-    room = n_ctx - len(prompt.ids)
-    return min(room, wanted if wanted is not None else limit or room)
+    return min(n_ctx - len(prompt.ids), allowed)
 
 

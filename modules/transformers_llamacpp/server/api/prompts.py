@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from ...errors import LlamaCppError
 from .errors import ApiError
 
 __all__ = ["Prompt", "chat_prompt", "chat_text", "completion_prompts"]
@@ -87,8 +88,8 @@ def chat_text(model: Any, request: Any) -> str:
                 continue_final_message=bool(request.continue_), **settings,
             )
         )  # fmt: skip
-    except ApiError:
-        raise
+    except LlamaCppError as error:  # there is none, or it does not compile
+        raise ApiError(400, str(error), "messages", "no_chat_template") from error
     except Exception as error:  # a template may raise anything, and says by raise_exception() what it does not take
         raise ApiError(400, f"the chat template refuses these messages: {error}", "messages", "invalid_value") from error
 
