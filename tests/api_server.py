@@ -66,11 +66,11 @@ def running(host: ModelHost, options: ServeOptions) -> Iterator[Api]:
 
     sock = open_socket("127.0.0.1", 0)
     server = Server(host, announce, options)
-    app = server.config.app
+    api = server.api
     thread = threading.Thread(target=server.run, kwargs={"sockets": [sock]}, daemon=True)
     thread.start()
     assert ready.wait(60), "the server did not start"
-    yield Api(told[0], app.state.api, options.api_key)  # type: ignore[union-attr]
+    yield Api(told[0], api, options.api_key)
     server.should_exit = True
     thread.join(20)
     assert not thread.is_alive(), "the server did not stop"

@@ -115,7 +115,14 @@ def test_what_is_no_request(empty_host: ModelHost) -> None:
         assert answer.status_code == 400 and error_of(answer), content
     answer = client.get("/v1/nothing")
     assert answer.status_code == 404 and "/v1/nothing" in error_of(answer)["message"]
-    assert client.get("/v1/completions").status_code == 405
+    answer = client.get("/v1/completions")
+    assert answer.status_code == 405 and error_of(answer)["code"] == "method_not_allowed"
+    answer = client.post("/v1/completions", content=b'{"prompt": "x"}')
+    assert answer.status_code == 415 and "Content-Type" in error_of(answer)["message"]
+    answer = client.post("/v1/completions", json={"prompt": "x", "temprature": 1})
+    assert "did you mean temperature" in error_of(answer)["message"]
+    answer = client.post("/v1/completions", json={"prompt": "x", "num_return_sequences": 2})
+    assert "its name here is n" in error_of(answer)["message"]
 
 
 def test_without_a_model(empty_host: ModelHost) -> None:

@@ -117,9 +117,12 @@ def test_the_webuis_own_parameters(loaded: Api) -> None:
     assert cut["choices"][0]["text"] == loaded.text(**{**body, "prompt": f" {PROMPT}"})
     grammar = 'root ::= " " ("Rome" | "Oslo") "."'
     assert loaded.text(**body, grammar_string=grammar) in (" Rome.", " Oslo.")
-    shown = loaded.post("/v1/completions", {"prompt": "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n", "max_tokens": 40,
-                                            "temperature": 0, "ban_eos_token": True, "skip_special_tokens": False})  # fmt: skip
-    assert shown.json()["usage"]["completion_tokens"] == 40
+    chat = {**body, "prompt": "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n", "max_tokens": 40}
+    shown = loaded.post("/v1/completions", {**chat, "ban_eos_token": True}).json()
+    assert shown["usage"]["completion_tokens"] == 40
+    special = {"logit_bias": {str(tokenizer.encode("<|im_start|>")[0]): 100}, "max_tokens": 2}
+    assert loaded.text(**{**body, **special}) == ""
+    assert loaded.text(**{**body, **special}, skip_special_tokens=False) == "<|im_start|><|im_start|>"
     repeated = loaded.text(**{**body, "max_tokens": 24}, repetition_penalty=1.5, repetition_penalty_range=4)
     assert repeated != loaded.text(**{**body, "max_tokens": 24}, repetition_penalty=1.5)
     assert loaded.text(**body, epsilon_cutoff=3, do_sample=None) == plain(loaded)
@@ -158,12 +161,12 @@ def test_contradictions_are_told(loaded: Api) -> None:
 
 
 def test_what_generate_refuses_is_a_400(loaded: Api) -> None:
-    for fields in ({"num_beams": 2, "prompt_lookup_num_tokens": 3}, {"cache_implementation": "static"}, {"dola_layers": "middle"},
-                   {"num_beams": 4, "num_beam_groups": 3, "diversity_penalty": 0.1},
+    for fields in ({"num_beams": 2, "prompt_lookup_num_tokens": 3}, {"cache_implementation": "static"},
+                   {"dola_layers": "middle"}, {"num_beams": 4, "num_beam_groups": 3, "diversity_penalty": 0.1},
                    {"num_assistant_tokens_schedule": "x", "assistant_model": "f32.gguf"}):  # fmt: skip
         answer = loaded.post("/v1/completions", {"prompt": PROMPT, "max_tokens": 4, **fields})
         assert answer.status_code == 400, (fields, answer.text)
-        error_of(answer)
+        assert error_of(answer)["param"] in fields
 
 
 def test_tokens(loaded: Api) -> None:
@@ -192,7 +195,8 @@ def test_models_come_and_go(loaded: Api) -> None:
     assert sorted(names) == ["f32.gguf", "notes.gguf", "tiny.gguf"]
     arguments = {"loader": "llamacpp_HF", "ctx_size": 512, "threads": 1, "cache_type": "fp16", "gpu_layers": 0}
     assert loaded.post("/v1/internal/model/load", {"model_name": "tiny.gguf", "args": arguments}).json() == "OK"
-    assert loaded.get("/v1/internal/model/info").json() == {"model_name": "tiny.gguf", "lora_names": [], "loader": "llamacpp_HF"}
+    info = loaded.get("/v1/internal/model/info").json()
+    assert info == {"model_name": "tiny.gguf", "lora_names": [], "loader": "llamacpp_HF"}
     assert loaded.state.host.model.config.max_position_embeddings == 512
     assert loaded.get("/v1/models").json()["data"][0]["id"] == "tiny.gguf"
     for name, status in (("../f32.gguf", 404), ("/etc/passwd", 404), ("none.gguf", 404), ("notes.gguf", 400)):
@@ -210,8 +214,9 @@ def test_models_come_and_go(loaded: Api) -> None:
     ("arguments", "param"),
     [
         ({"ctx_sise": 5}, "args.ctx_sise"), ({"ctx_size": "big"}, "args.ctx_size"), ({"cache_type": "q9"}, "args.cache_type"),
-        ({"n_threads": 0}, "args.n_threads"), ({"state_dir": "/tmp"}, "args.state_dir"), ({"lora_path": "/x"}, "args.lora_path"),
-        ({"model_draft": "/x"}, "args.model_draft"), ({"trust_remote_code": True}, "args.trust_remote_code"),
+        ({"n_threads": 0}, "args.n_threads"), ({"state_dir": "/tmp"}, "args.state_dir"),
+        ({"lora_path": "/x"}, "args.lora_path"), ({"model_draft": "/x"}, "args.model_draft"),
+        ({"trust_remote_code": True}, "args.trust_remote_code"),
     ],
 )  # fmt: skip
 def test_options_of_a_load_are_checked(loaded: Api, arguments: dict[str, Any], param: str) -> None:

@@ -140,6 +140,30 @@ def test_ctrl_c_ends_an_answer_cleanly(smollm2_path: Path) -> None:
     assert "Traceback" not in error, error
 
 
+@pytest.mark.skipif(os.name == "nt", reason="Ctrl-C is no signal that can be sent to one process on Windows")
+def test_ctrl_c_ends_a_server_and_its_streams(smollm2_path: Path) -> None:
+    import httpx
+
+    command = [*PROGRAM, "serve", "--model", str(smollm2_path), "--port", "0", "--no-page", "--api-key", "k"]
+    body = {"prompt": "Once", "max_tokens": 4000, "stream": True, "ban_eos_token": True}
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        ready = re.search(r"http\S+", process.stdout.readline())
+        assert ready is not None and ready[0].endswith("/v1")
+        headers = {"authorization": "Bearer k"}
+        with httpx.stream("POST", f"{ready[0]}/completions", json=body, headers=headers, timeout=60) as answer:
+            lines = answer.iter_lines()
+            assert next(lines).startswith("data: {")
+            process.send_signal(signal.SIGINT)
+            began = time.monotonic()
+            last = [line for line in lines if line][-1]
+        assert "shutting down" in last
+        rest = process.stdout.read()
+        assert process.wait() in (0, 130) and time.monotonic() - began < 20
+    assert "Traceback" not in rest, rest
+
+
 def test_serve_tells_the_address_and_ends_on_sigterm(smollm2_path: Path) -> None:
     command = [*PROGRAM, "serve", "--model", str(smollm2_path), "--port", "0", "--n-ctx", "256"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:

@@ -106,9 +106,9 @@ class Server(uvicorn.Server):
     def __init__(
         self, host: ModelHost, announce: Callable[[str], None], options: ServeOptions | None = None
     ) -> None:
-        super().__init__(
-            uvicorn.Config(create_app(host, options), log_level="warning", access_log=False, timeout_graceful_shutdown=2)
-        )
+        app = create_app(host, options)
+        self.api = app.state.api
+        super().__init__(uvicorn.Config(app, log_level="warning", access_log=False, timeout_graceful_shutdown=2))
         self.announce = announce
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
@@ -116,6 +116,11 @@ class Server(uvicorn.Server):
         for sock in sockets or []:
             name, port = sock.getsockname()[:2]
             self.announce(f"http://[{name}]:{port}" if ":" in name else f"http://{name}:{port}")
+
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        self.api.end_all()  # otherwise streams are cut off in the middle, after a while
+        await super().shutdown(sockets)
 
 
 def serve(

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import difflib
 import logging
-from collections.abc import Mapping
+import re
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from fastapi import FastAPI, Request
@@ -22,7 +24,7 @@ from ...errors import (
     UnsupportedFeatureError,
 )
 
-__all__ = ["ApiError", "as_api_error", "install", "model_gone"]
+__all__ = ["ApiError", "as_api_error", "install", "model_gone", "naming"]
 
 logger = logging.getLogger(__name__)
 
@@ -90,22 +92,45 @@ def as_api_error(error: BaseException) -> ApiError:
     return ApiError(500, f"{type(error).__name__}: see the server's log")
 
 
-def _validation(error: RequestValidationError) -> ApiError:
-    """The first of the fields at fault, by its path: `messages.0.role`."""
+def _validation(error: RequestValidationError, json: bool) -> ApiError:
+    """The first of the fields at fault, by its path: `messages.0.role`. `json`: the request says that its body is JSON."""
     first, *others = error.errors()
     name = _field(first)
     kind = first["type"]
+    if not name and kind.endswith("_attributes_type") and not json:
+        return ApiError(415, "send the body as JSON, with the header Content-Type: application/json")
     # a field that may be one of several things has a message for each of them
     messages = dict.fromkeys(one["msg"] for one in [first, *others] if _field(one) == name)
     message = ", or: ".join(messages)
     if kind == "json_invalid":
         return ApiError(400, f"the body is no JSON: {first.get('ctx', {}).get('error', message)}", code="invalid_json")
     if kind == "extra_forbidden":
-        return ApiError(400, f"there is no field {name}", name, "unknown_field")
+        return ApiError(400, f"there is no field {name}{_hint(name)}", name, "unknown_field")
     if kind == "missing":
         return ApiError(400, f"{name or 'a JSON body'} is missing", name or None, "missing_field")
     code = "invalid_type" if kind.endswith(("_type", "_parsing")) else "invalid_value"
-    return ApiError(400, f"{name}: {message.removeprefix('Value error, ')}", name or None, code)
+    return ApiError(400, f"{name or 'the body'}: {message.removeprefix('Value error, ')}", name or None, code)
+
+
+def _hint(name: str) -> str:
+    from .fields import SERVER_OWNED  # which, like the schemas, is above this module
+    from .schemas import ChatRequest, CompletionRequest
+
+    if name == "num_return_sequences":
+        return ": its name here is n"
+    if name in SERVER_OWNED:
+        return ": in transformers' GenerationConfig it is, and cannot be set here"
+    nearest = difflib.get_close_matches(name, {**CompletionRequest.model_fields, **ChatRequest.model_fields}, n=2, cutoff=0.6)
+    return f": did you mean {' or '.join(nearest)}?" if nearest else ""
+
+
+def naming(error: ApiError, fields: Iterable[str]) -> ApiError:
+    """`error` with the first of the request's `fields` that its message speaks of, where it names none: what `generate()`
+    refuses comes without."""
+    if error.param is None and error.status == 400 and error.code == "invalid_value":
+        places = {found.start(): name for name in fields if (found := re.search(rf"\b{re.escape(name)}\b", error.message))}
+        error.param = places[min(places)] if places else None
+    return error
 
 
 def _field(error: Mapping[str, Any]) -> str:
@@ -124,7 +149,7 @@ def install(app: FastAPI) -> None:
 
     @app.exception_handler(RequestValidationError)
     async def invalid(request: Request, error: RequestValidationError) -> JSONResponse:
-        return _validation(error).response()
+        return _validation(error, "json" in request.headers.get("content-type", "")).response()
 
     @app.exception_handler(HTTPException)
     async def http(request: Request, error: HTTPException) -> JSONResponse:

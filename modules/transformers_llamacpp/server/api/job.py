@@ -7,7 +7,7 @@ import contextlib
 import threading
 from typing import Any
 
-from .errors import model_gone
+from .errors import ApiError, model_gone
 
 __all__ = ["Done", "Gone", "Job", "Written"]
 
@@ -42,6 +42,7 @@ class Job:
         self.change = change
         self.stop = threading.Event()
         self.given_up = False
+        self.closing = False
         self.stopped = False
         self.events: asyncio.Queue[Any] = asyncio.Queue()
         self.waiting: set[asyncio.Task[None]] = set()
@@ -61,6 +62,11 @@ class Job:
         self.stopped = True
         self.stop.set()
 
+    def close(self) -> None:
+        """The server ends."""
+        self.closing = True
+        self.stop.set()
+
     @property
     def lost_model(self) -> bool:
         """`stop` was set by who changed the model."""
@@ -69,7 +75,7 @@ class Job:
     def check_model(self) -> None:
         """Raises `ApiError` when the model was taken away."""
         if self.lost_model:
-            raise model_gone()
+            raise model_gone() if not self.closing else ApiError(503, "the server is shutting down", code="shutting_down")
 
     def post(self, event: Any) -> None:
         """From any thread."""

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import time
 
-from fastapi import FastAPI
+from fastapi import FastAPI, Request
 from fastapi.responses import HTMLResponse, JSONResponse
+from starlette.routing import Match
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ..host import ModelHost
 from ..limits import ServeOptions
 from . import errors, internal, openai, status
 from .docs import docs_page
+from .errors import ApiError
 from .metrics import Metrics
 from .state import ApiState
 
@@ -32,6 +34,13 @@ def add_api(app: FastAPI, host: ModelHost, options: ServeOptions) -> ApiState:
     @app.get("/docs", include_in_schema=False)
     async def docs() -> HTMLResponse:
         return HTMLResponse(docs_page(app.openapi()))
+
+    @app.api_route("/v1/{rest:path}", methods=["GET", "POST", "PUT", "PATCH", "DELETE"], include_in_schema=False)
+    async def nothing(request: Request, rest: str) -> None:
+        others = [route for route in app.routes if route.matches(request.scope)[0] is Match.PARTIAL]
+        if others:
+            raise ApiError(405, f"{request.method} is no method of {request.url.path}")
+        raise ApiError(404, f"there is nothing at {request.url.path}")
 
     app.add_middleware(_Measured, metrics=state.metrics)
     return state

@@ -9,9 +9,10 @@ from typing import Any
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
 
+from ...errors import LlamaCppError
 from .answers import Answer, ChatAnswer, CompletionAnswer
 from .embeddings import Embedding, embeddings_body, embeddings_inputs
-from .errors import ApiError
+from .errors import ApiError, as_api_error, naming
 from .grammar import check_grammar
 from .job import Gone
 from .plan import DEFAULT_TOKENS, Plan, make_plan
@@ -83,6 +84,8 @@ async def _write(request: Request, body: Any, plan_with: Callable[[Any], Plan], 
             return JSONResponse(answer.body())
         except Gone:
             return gone()
+        except (LlamaCppError, ApiError) as error:
+            raise naming(as_api_error(error), sorted(body.model_fields_set)) from error
     raise AssertionError("an exit stack swallows nothing here")
 
 

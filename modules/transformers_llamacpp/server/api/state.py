@@ -105,6 +105,11 @@ class ApiState:
         for job in self.jobs:
             job.finish_early()
 
+    def end_all(self) -> None:
+        """Every request ends with an error, because the server does. On the loop's thread."""
+        for job in self.jobs:
+            job.close()
+
     def shut_down(self) -> None:
         for pool in (self._pool, self._short):
             pool.shutdown(wait=False, cancel_futures=True)
