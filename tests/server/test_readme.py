@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 import sys
 from pathlib import Path
 
+import httpx
 import pytest
 
 from transformers_llamacpp import cli
@@ -22,7 +24,7 @@ def blocks(language: str) -> list[str]:
 
 
 def test_the_python_example(smollm2_path: Path, tmp_path: Path) -> None:
-    (example,) = blocks("python")
+    example, _ = blocks("python")
     named = re.search(r'"(models/.+?\.gguf)"', example)
     assert named is not None
     example = example.replace(named[1], smollm2_path.as_posix())
@@ -30,6 +32,24 @@ def test_the_python_example(smollm2_path: Path, tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     *answer, stats = done.stdout.strip().splitlines()
     assert answer and re.search(r"prompt_tokens=\d+, reused_tokens=0", stats), done.stdout
+
+
+def test_the_client_of_the_api(address: str) -> None:
+    _, example = blocks("python")
+    assert "http://localhost:7860" in example
+    example = example.replace("http://localhost:7860", address)
+    done = subprocess.run([sys.executable, "-c", example], capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    assert "Paris" in done.stdout and re.search(r"name='.*' country='.*'$", done.stdout.strip()), done.stdout
+
+
+def test_the_requests_of_the_api(address: str) -> None:
+    requests = re.findall(r"^curl localhost:7860(\S+) .*?-d '(.*?)'$", "".join(blocks("sh")), re.MULTILINE | re.DOTALL)
+    assert len(requests) == 2
+    for path, body in requests:
+        answer = httpx.post(address + path, json=json.loads(body), timeout=120)
+        assert answer.status_code == 200, answer.text
+        assert "choices" in answer.text
 
 
 def test_the_command_lines() -> None:
