@@ -40,7 +40,9 @@ def test_the_client_of_the_api(address: str) -> None:
     example = example.replace("http://localhost:7860", address)
     done = subprocess.run([sys.executable, "-c", example], capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
-    assert "Paris" in done.stdout and re.search(r"name='.*' country='.*'$", done.stdout.strip()), done.stdout
+    *streamed, parsed = done.stdout.strip().splitlines()
+    assert "".join(streamed).strip(), done.stdout
+    assert re.fullmatch(r" ?name=(['\"]).*\1 country=(['\"]).*\2", parsed), done.stdout
 
 
 def test_the_requests_of_the_api(address: str) -> None:
