@@ -162,7 +162,8 @@ def test_contradictions_are_told(loaded: Api) -> None:
 
 def test_what_generate_refuses_is_a_400(loaded: Api) -> None:
     for fields in ({"num_beams": 2, "prompt_lookup_num_tokens": 3}, {"cache_implementation": "static"},
-                   {"dola_layers": "middle"}, {"num_beams": 4, "num_beam_groups": 3, "diversity_penalty": 0.1},
+                   {"watermarking_config": {"no_such": 1}}, {"dola_layers": "middle"},
+                   {"num_beams": 4, "num_beam_groups": 3, "diversity_penalty": 0.1},
                    {"num_assistant_tokens_schedule": "x", "assistant_model": "f32.gguf"}):  # fmt: skip
         answer = loaded.post("/v1/completions", {"prompt": PROMPT, "max_tokens": 4, **fields})
         assert answer.status_code == 400, (fields, answer.text)
@@ -202,6 +203,7 @@ def test_models_come_and_go(loaded: Api) -> None:
     for name, status in (("../f32.gguf", 404), ("/etc/passwd", 404), ("none.gguf", 404), ("notes.gguf", 400)):
         answer = loaded.post("/v1/internal/model/load", {"model_name": name})
         assert answer.status_code == status and error_of(answer)["param"] == "model_name"
+        assert str(loaded.state.host.model_dir) not in answer.text, "where the files lie is nobody's business"
         assert loaded.get("/v1/internal/model/info").json()["model_name"] == "tiny.gguf"
     assert loaded.post("/v1/internal/model/unload").json() == "OK"
     assert loaded.post("/v1/internal/model/unload").json() == "OK", "again"

@@ -24,9 +24,12 @@ from ...errors import (
     UnsupportedFeatureError,
 )
 
-__all__ = ["ApiError", "as_api_error", "install", "model_gone", "naming"]
+__all__ = ["ApiError", "as_api_error", "install", "model_gone", "naming", "without_folders"]
 
 logger = logging.getLogger(__name__)
+
+FOLDERS = re.compile(r"(?<![\w.])(?:[A-Za-z]:)?[/\\](?:[^\s/\\:'\"]+[/\\])+")
+"""The folders of an absolute path."""
 
 RETRY = {"retry-after": "1"}
 
@@ -79,7 +82,7 @@ def as_api_error(error: BaseException) -> ApiError:
     if isinstance(error, CacheFullError):
         return ApiError(503, str(error), code="cache_full", headers=RETRY)
     if isinstance(error, ModelLoadError):
-        return ApiError(503, str(error), code="no_model", headers=RETRY)
+        return ApiError(503, without_folders(str(error)), code="no_model", headers=RETRY)
     if isinstance(error, DecodeError):
         return ApiError(500, str(error), code="decode_failed")
     if isinstance(error, OptionError):
@@ -131,6 +134,11 @@ def naming(error: ApiError, fields: Iterable[str]) -> ApiError:
         places = {found.start(): name for name in fields if (found := re.search(rf"\b{re.escape(name)}\b", error.message))}
         error.param = places[min(places)] if places else None
     return error
+
+
+def without_folders(message: str) -> str:
+    """Where files lie is the business of who runs the server: their names are enough."""
+    return FOLDERS.sub("", message)
 
 
 def _field(error: Mapping[str, Any]) -> str:

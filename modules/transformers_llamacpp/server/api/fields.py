@@ -10,7 +10,7 @@ from transformers import GenerationConfig
 
 from ...options import OPTIONS
 
-__all__ = ["CONFIG_FIELDS", "RESTING", "SERVER_OWNED", "config_definitions", "help_of", "resting_definitions"]
+__all__ = ["CONFIG_FIELDS", "NEWER", "RESTING", "SERVER_OWNED", "config_definitions", "help_of", "resting_definitions"]
 
 _HELP = {entry.name: entry.help for entry in OPTIONS}
 
@@ -119,6 +119,9 @@ SERVER_OWNED = frozenset(
 
 INSTALLED = frozenset(name for name in vars(GenerationConfig()) if not name.startswith("_"))
 
+NEWER = tuple(sorted(INSTALLED - set(CONFIG_FIELDS) - SERVER_OWNED))
+"""Fields that only a newer release of transformers than this table knows has: they are passed on as they are."""
+
 RESTING: dict[str, tuple[Any, Any, str]] = {
     "dynamic_temperature": (bool, False, ""), "dynatemp_low": (float, ..., ""), "dynatemp_high": (float, ..., ""),
     "dynatemp_exponent": (float, ..., ""), "smoothing_factor": (float, 0, ""), "smoothing_curve": (float, ..., ""),
@@ -135,11 +138,9 @@ field switches it on), and a reason. Clients send them all the time, with these 
 
 
 def config_definitions() -> dict[str, tuple[Any, Any]]:
-    """Definitions for `pydantic.create_model`: the fields that the installed release of transformers has. A field that only a
-    newer release has is passed on as it is."""
+    """Definitions for `pydantic.create_model`: the fields that the installed release of transformers has."""
     known = {name: field.definition(name) for name, field in CONFIG_FIELDS.items() if name in INSTALLED}
-    newer = INSTALLED - set(CONFIG_FIELDS) - SERVER_OWNED
-    return known | {name: (Any, Field(None, description="As in transformers' GenerationConfig.")) for name in sorted(newer)}
+    return known | {name: (Any, Field(None, description="As in transformers' GenerationConfig.")) for name in NEWER}
 
 
 def resting_definitions() -> dict[str, tuple[Any, Any]]:

@@ -10,7 +10,7 @@ from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
 
 from ...errors import ModelLoadError
-from .errors import ApiError
+from .errors import ApiError, without_folders
 from .job import Gone
 from .loading import load_options
 from .logits import Logits
@@ -128,7 +128,7 @@ async def model_load(request: Request, body: LoadRequest) -> JSONResponse:
     try:
         await asyncio.to_thread(host.load, body.model_name, options)
     except ModelLoadError as error:
-        raise ApiError(400, str(error), "model_name", "model_not_loadable") from error
+        raise ApiError(400, without_folders(str(error)), "model_name", "model_not_loadable") from error
     return JSONResponse("OK")
 
 

@@ -5,10 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+from transformers import WatermarkingConfig
+
 from ...errors import ContextOverflowError
 from ..limits import ServeOptions
 from .errors import ApiError
-from .fields import CONFIG_FIELDS
+from .fields import CONFIG_FIELDS, NEWER
 from .grammar import grammar_of
 from .prompts import Prompt
 
@@ -61,10 +63,9 @@ class Plan:
 
 def make_plan(request: Any, model: Any, prompts: list[Prompt], serve: ServeOptions, *, default_tokens: int | None) -> Plan:
     """Raises `ApiError` with the name of the field, and `ContextOverflowError`."""
-    options = {name: getattr(request, name) for name in CONFIG_FIELDS if getattr(request, name, None) is not None}
-    newer = {name: value for name, value in _newer(request).items() if value is not None}
+    names = (*CONFIG_FIELDS, *NEWER)
+    options = {name: getattr(request, name) for name in names if getattr(request, name, None) is not None}
     stops = _stops(request.stop, options.pop("stop_strings", None))
-    options |= newer
     plan = Plan(prompts, [], options, n=request.n or 1, stops=stops, seed=_seed(request.seed))
     plan.rows = max(plan.n, getattr(request, "best_of", None) or 1)
     plan.echo = bool(getattr(request, "echo", None))
@@ -88,13 +89,6 @@ def make_plan(request: Any, model: Any, prompts: list[Prompt], serve: ServeOptio
             f"it with args n_sink={request.n_sink}", "n_sink", "invalid_value",
         )  # fmt: skip
     return plan
-
-
-def _newer(request: Any) -> dict[str, Any]:
-    """Fields of `GenerationConfig` that this release of transformers has and our table has not."""
-    from .fields import config_definitions
-
-    return {name: getattr(request, name, None) for name in config_definitions() if name not in CONFIG_FIELDS}
 
 
 def _logprobs(request: Any) -> int | None:
@@ -201,6 +195,11 @@ def _tokens(request: Any, model: Any, plan: Plan) -> None:
     if request.repetition_penalty_range and options.get("repetition_penalty", 1) != 1:
         plan.range_penalty = options.pop("repetition_penalty"), request.repetition_penalty_range
         options["repetition_penalty"] = 1.0
+    if "watermarking_config" in options:
+        try:
+            options["watermarking_config"] = WatermarkingConfig(**options["watermarking_config"])
+        except TypeError as error:
+            raise ApiError(400, f"watermarking_config: {error}", "watermarking_config", "invalid_value") from None
     if "exponential_decay_length_penalty" in options:
         decay = options["exponential_decay_length_penalty"]
         if len(decay) != 2 or int(decay[0]) != decay[0]:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ...errors import LlamaCppError
-from .errors import ApiError
+from .errors import ApiError, without_folders
 
 __all__ = ["Prompt", "chat_prompt", "chat_text", "completion_prompts"]
 
@@ -89,7 +89,7 @@ def chat_text(model: Any, request: Any) -> str:
             )
         )  # fmt: skip
     except LlamaCppError as error:  # there is none, or it does not compile
-        raise ApiError(400, str(error), "messages", "no_chat_template") from error
+        raise ApiError(400, without_folders(str(error)), "messages", "no_chat_template") from error
     except Exception as error:  # a template may raise anything, and says by raise_exception() what it does not take
         raise ApiError(400, f"the chat template refuses these messages: {error}", "messages", "invalid_value") from error
 
