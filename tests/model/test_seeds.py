@@ -11,8 +11,6 @@ import torch
 from transformers_llamacpp.decoding.seeded import SeededDraw
 from transformers_llamacpp.errors import InvalidInputError, UnsupportedFeatureError
 
-pytestmark = pytest.mark.once
-
 
 def prompt(model: Any, text: str = "Once upon a time there was a fox") -> torch.Tensor:
     ids: torch.Tensor = model.tokenizer(text, return_tensors="pt").input_ids
