@@ -32,8 +32,11 @@ class WrittenPenalty(LogitsProcessor):  # type: ignore[misc]
         written = input_ids[:, self._start :]
         if not written.shape[1]:
             return scores
-        counts = torch.zeros_like(scores).scatter_add_(1, written, torch.ones_like(written, dtype=scores.dtype))
-        return scores - self._presence * (counts > 0) - self._frequency * counts
+        changed = scores.clone()
+        for row, tokens in enumerate(written):  # of the vocabulary, only what was written: it is much the smaller part
+            known, counts = torch.unique(tokens, return_counts=True)
+            changed[row, known] -= self._presence + self._frequency * counts.to(scores.dtype)
+        return changed
 
 
 class RangePenalty(LogitsProcessor):  # type: ignore[misc]
