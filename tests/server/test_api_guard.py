@@ -151,7 +151,7 @@ BAD_FIELDS: list[tuple[str, Any, str]] = [
     ("response_format", {"type": "xml"}, "invalid_value"), ("typical_p", 0, "invalid_value"),
     ("dola_layers", 3, "invalid_type"),
     ("mirostat_mode", 2, "unsupported"), ("dry_multiplier", 0.8, "unsupported"), ("xtc_probability", 0.5, "unsupported"),
-    ("sampler_priority", ["top_k"], "unsupported"), ("preset", "Big O", "unsupported"), ("suffix", "x", "unsupported"),
+    ("sampler_priority", ["top_q"], "invalid_value"), ("preset", "Big O", "unsupported"), ("suffix", "x", "unsupported"),
 ]  # fmt: skip
 
 

@@ -24,7 +24,8 @@ WEBUI_DEFAULTS: dict[str, Any] = {
     "mirostat_tau": 5, "mirostat_eta": 0.1, "prompt_lookup_num_tokens": 0, "max_tokens_second": 0, "do_sample": True,
     "dynamic_temperature": False, "temperature_last": False, "auto_max_new_tokens": False, "ban_eos_token": False,
     "add_bos_token": True, "skip_special_tokens": True, "static_cache": False, "truncation_length": 0, "seed": -1,
-    "sampler_priority": None, "custom_token_bans": "", "negative_prompt": "", "dry_sequence_breakers": '"\\n", ":"',
+    "sampler_priority": "repetition_penalty\ndry\ntemperature\ntop_k\ntop_p\nmin_p\nxtc",
+    "custom_token_bans": "", "negative_prompt": "", "dry_sequence_breakers": '"\\n", ":"',
     "grammar_string": "", "best_of": 1, "echo": False, "frequency_penalty": 0, "logit_bias": None, "logprobs": None,
     "max_tokens": 8, "n": 1, "presence_penalty": 0, "stop": None, "stream": False, "suffix": None, "temperature": 1, "top_p": 1,
     "user": None, "model": None,
@@ -145,6 +146,8 @@ def test_contradictions_are_told(loaded: Api) -> None:
     for fields, param in (
         ({"penalty_alpha": 0.6, "do_sample": True}, "penalty_alpha"), ({"temperature": 0, "do_sample": True}, "temperature"),
         ({"num_beams": 2, "n": 3}, "n"), ({"num_beams": 2, "do_sample": True, "seed": 1}, "seed"),
+        ({"sampler_priority": ["top_k", "temperature"], "temperature": 0.5, "top_k": 5}, "sampler_priority"),
+        ({"temperature_last": True, "temperature": 0.5, "min_p": 0.1}, "temperature_last"),
         ({"max_tokens": 0}, "max_tokens"), ({"n": 9}, "n"), ({"prompt": ["x"] * 9}, "prompt"), ({"prompt": ""}, "prompt"),
         ({"prompt": [1_000_000]}, "prompt"), ({"logit_bias": {"1000000": 1}}, "logit_bias"),
         ({"suppress_tokens": [1_000_000]}, "suppress_tokens"), ({"force_words_ids": [[5]]}, "force_words_ids"),
@@ -158,6 +161,14 @@ def test_contradictions_are_told(loaded: Api) -> None:
         answer = loaded.post("/v1/completions", {"prompt": PROMPT, "max_tokens": 4, **fields})
         assert answer.status_code == 400, (fields, answer.text)
         assert param is None or error_of(answer)["param"] == param, (fields, answer.text)
+
+
+def test_orders_of_samplers_that_make_no_difference(loaded: Api) -> None:
+    body = {"prompt": PROMPT, "max_tokens": 2, "sampler_priority": ["top_k", "min_p", "temperature"]}
+    for fields in ({"temperature": 0.5}, {"temperature": 1, "top_k": 5},
+                   {"temperature": 0, "top_k": 5, "temperature_last": True},
+                   {"temperature": 0.5, "top_k": 0, "min_p": 0, "temperature_last": True}):  # fmt: skip
+        assert loaded.post("/v1/completions", {**body, **fields}).status_code == 200
 
 
 def test_what_generate_refuses_is_a_400(loaded: Api) -> None:

@@ -41,7 +41,7 @@ class Known:
 CONFIG_FIELDS: dict[str, Known] = {
     # how the next token is chosen
     "do_sample": Known(bool, "Draw tokens instead of taking the likeliest. By default they are drawn, unless temperature is 0, "
-                       " or beams or contrastive search are asked for."),
+                       "or beams or contrastive search are asked for."),
     "temperature": Known(float, ge=0, le=100),
     "top_p": Known(float, ge=0, le=1),
     "top_k": Known(int, ge=0, le=2**20),
@@ -101,7 +101,7 @@ CONFIG_FIELDS: dict[str, Known] = {
     "target_lookbehind": Known(int, "The same on the model's side.", 1, 1024),
     "token_healing": Known(bool, "Let the model choose anew where the prompt was cut inside a word."),
     "use_cache": Known(bool, "false evaluates the whole text for every token."),
-    "cache_implementation": Known(str, "None but llama.cpp's own."),
+    "cache_implementation": Known(str, "Only llama.cpp's own: null or dynamic."),
     "prefill_chunk_size": Known(int, "Most tokens in one decode of the prompt.", 1, 2**31 - 1),
 }  # fmt: skip
 """What a request may set, by the name it has in transformers."""
@@ -129,9 +129,8 @@ RESTING: dict[str, tuple[Any, Any, str]] = {
     "top_n_sigma": (float, 0, ""), "adaptive_target": (float, 0, ""), "adaptive_decay": (float, ..., ""),
     "dry_multiplier": (float, 0, ""), "dry_allowed_length": (int, ..., ""), "dry_base": (float, ..., ""),
     "dry_sequence_breakers": (str | list[str], ..., ""), "mirostat_mode": (int, 0, ""), "mirostat_tau": (float, ..., ""),
-    "mirostat_eta": (float, ..., ""), "temperature_last": (bool, False, ""), "static_cache": (bool, False, ""),
-    "max_tokens_second": (int, 0, ""), "sampler_priority": (str | list[str], None, "the order is transformers' own"),
-    "preset": (str, None, "presets are files of the webui: send what they hold"),
+    "mirostat_eta": (float, ..., ""), "static_cache": (bool, False, ""),
+    "max_tokens_second": (int, 0, ""), "preset": (str, None, "presets are files of the webui: send what they hold"),
 }  # fmt: skip
 """The webui's samplers that transformers does not have: type, the value that asks for nothing (`...`: any, because another
 field switches it on), and a reason. Clients send them all the time, with these values."""
@@ -146,6 +145,6 @@ def config_definitions() -> dict[str, tuple[Any, Any]]:
 def resting_definitions() -> dict[str, tuple[Any, Any]]:
     definitions = {}
     for name, (kind, neutral, _) in RESTING.items():
-        about = "Read by none." if neutral is ... else f"None but {neutral!r}, which asks for nothing."
-        definitions[name] = (kind | None, Field(None, description=f"Of the webui. {about}"))
+        about = "accepted, and not read" if neutral is ... else f"only {neutral!r}, which asks for nothing, is accepted"
+        definitions[name] = (kind | None, Field(None, description=f"Of the webui: {about}."))
     return definitions

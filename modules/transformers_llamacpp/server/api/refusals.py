@@ -26,6 +26,17 @@ UNSUPPORTED = {
 """Field -> the value that asks for nothing, and why another one is refused."""
 
 
+SAMPLERS = frozenset({
+    "repetition_penalty", "presence_penalty", "frequency_penalty", "dry", "top_n_sigma", "temperature", "dynamic_temperature",
+    "quadratic_sampling", "top_k", "top_p", "typical_p", "epsilon_cutoff", "eta_cutoff", "tfs", "top_a", "min_p", "adaptive_p",
+    "mirostat", "xtc", "encoder_repetition_penalty", "no_repeat_ngram",
+})  # fmt: skip
+"""The webui's names for what `sampler_priority` puts in order."""
+
+CUTS = {"top_k": 0, "top_p": 1, "min_p": 0, "typical_p": 1, "epsilon_cutoff": 0, "eta_cutoff": 0}
+"""Those of them that transformers has and that depend on the temperature, and the values that cut nothing off."""
+
+
 def refuse(request: Any, options: ServeOptions) -> None:
     """Raises `ApiError` for the first thing in `request` (one of `schemas.py`) that cannot be given."""
     for name, (neutral, why) in UNSUPPORTED.items():
@@ -37,6 +48,7 @@ def refuse(request: Any, options: ServeOptions) -> None:
         if neutral is not ... and value is not None and value not in (neutral, "", []):
             what = why or f"transformers has no such sampler; {neutral!r} asks for nothing"
             raise ApiError(400, f"{name}={value!r} is not supported: {what}", name, "unsupported")
+    _check_order(request)
     if getattr(request, "mode", None) not in (None, "instruct"):
         raise ApiError(400, "mode: none but instruct; the others need the webui's characters", "mode", "unsupported")
     if getattr(request, "modalities", None) not in (None, ["text"]):
@@ -48,3 +60,19 @@ def refuse(request: Any, options: ServeOptions) -> None:
             400, "instruction_template_str: this server takes no templates from requests (see --allow-chat-templates)",
             "instruction_template_str", "unsupported",
         )  # fmt: skip
+
+
+def _check_order(request: Any) -> None:
+    """transformers divides by the temperature first and cuts off then, as the webui does unless it is told otherwise."""
+    given = request.sampler_priority or []
+    names = [name.strip() for name in (given.replace(",", "\n").split("\n") if isinstance(given, str) else given)]
+    names = [name for name in names if name]
+    if unknown := [name for name in names if name not in SAMPLERS]:
+        raise ApiError(400, f"sampler_priority: {unknown[0]!r} is no sampler", "sampler_priority", "invalid_value")
+    if request.temperature in (None, 0, 1) or request.do_sample is False:
+        return
+    before = names[: names.index("temperature")] if "temperature" in names else []
+    for field, first in (("temperature_last", CUTS if request.temperature_last else ()), ("sampler_priority", before)):
+        for name in first:
+            if name in CUTS and getattr(request, name, None) not in (None, CUTS[name]):
+                raise ApiError(400, f"{field}: {name} cannot come before the temperature here", field, "unsupported")

@@ -85,6 +85,11 @@ class Common(Strict):
     repetition_penalty_range: int | None = Field(
         None, ge=0, description="Tokens at the end of the text that repetition_penalty looks at; 0: all."
     )
+    sampler_priority: str | list[str] | None = Field(
+        None, description="The webui's order of samplers. Temperature comes first here: where that makes a difference, an "
+        "order with another one before it is an error."
+    )  # fmt: skip
+    temperature_last: bool | None = Field(None, description="Only false, where it makes a difference.")
     truncation_length: int | None = Field(
         None, ge=0, description="Cut the beginning of a prompt that leaves no room for max_tokens in this many; 0: never."
     )
@@ -111,7 +116,7 @@ class ChatOnly(Strict):
     parallel_tool_calls: bool | None = None
     functions: list[Any] | None = Field(None, description="Not supported.")
     function_call: Any = Field(None, description="Not supported.")
-    modalities: list[str] | None = Field(None, description="None but text.")
+    modalities: list[str] | None = Field(None, description="Only text.")
     audio: Any = Field(None, description="Not supported.")
     prediction: Any = Field(None, description="Not supported; prompt_lookup_num_tokens drafts from the prompt.")
     web_search_options: Any = Field(None, description="Not supported.")
@@ -131,7 +136,7 @@ class ChatOnly(Strict):
         None, max_length=1 << 16, description="A chat template (Jinja) for this request, where the server allows it."
     )
     # -- the webui's characters and files
-    mode: Literal["instruct", "chat", "chat-instruct"] | None = Field(None, description="None but instruct.")
+    mode: Literal["instruct", "chat", "chat-instruct"] | None = Field(None, description="Only instruct.")
     instruction_template: str | None = Field(None, description="Not supported: a file of the webui.")
     character: str | None = Field(None, description="Not supported: a file of the webui.")
     chat_template_str: str | None = Field(None, description="Not supported: of mode chat.")
@@ -144,7 +149,7 @@ class ChatOnly(Strict):
 
 
 _definitions: dict[str, Any] = {
-    name: field for name, field in (resting_definitions() | config_definitions()).items() if name not in Common.model_fields
+    name: field for name, field in (config_definitions() | resting_definitions()).items() if name not in Common.model_fields
 }
 Generation = create_model("Generation", __base__=Common, **_definitions)
 
@@ -163,7 +168,7 @@ class EmbeddingsRequest(Strict):
     input: str | Annotated[list[str], Field(min_length=1)] | TokenIds | list[TokenIds] = Field(description="Required.")
     model: str | None = Field(None, description="The loaded model answers.")
     encoding_format: Literal["float", "base64"] | None = Field(None, description="float unless given.")
-    dimensions: int | None = Field(None, ge=1, description="None but the model's own.")
+    dimensions: int | None = Field(None, ge=1, description="Only the model's own.")
     user: str | None = Field(None, description="Accepted; nothing is done with it.")
 
 
