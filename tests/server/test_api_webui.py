@@ -223,12 +223,24 @@ def test_models_come_and_go(loaded: Api) -> None:
     assert loaded.post("/v1/completions", {"prompt": "x"}).status_code == 503
 
 
+def test_a_draft_model_of_the_load(loaded: Api, every_round: None) -> None:
+    load = {"model_name": "tiny.gguf", "args": {"model_draft": "tiny.gguf", "draft_max": 3, "ctx_size": 256, "threads": 1}}
+    wrong = {**load, "args": {"model_draft": "../f32.gguf"}}
+    answer = loaded.post("/v1/internal/model/load", wrong)
+    assert answer.status_code == 404 and error_of(answer)["param"] == "args.model_draft"
+    assert loaded.post("/v1/internal/model/load", load).status_code == 200
+    body = {"prompt": [1, 5, 9], "max_tokens": 12, "temperature": 0, "ban_eos_token": True}
+    drafted = loaded.post("/v1/completions", body).json()
+    assert drafted["usage"]["completion_tokens_details"]["accepted_prediction_tokens"] > 0
+    assert loaded.text(**body, assistant_model=False) == drafted["choices"][0]["text"]
+
+
 @pytest.mark.parametrize(
     ("arguments", "param"),
     [
         ({"ctx_sise": 5}, "args.ctx_sise"), ({"ctx_size": "big"}, "args.ctx_size"), ({"cache_type": "q9"}, "args.cache_type"),
         ({"n_threads": 0}, "args.n_threads"), ({"state_dir": "/tmp"}, "args.state_dir"),
-        ({"lora_path": "/x"}, "args.lora_path"), ({"model_draft": "/x"}, "args.model_draft"),
+        ({"lora_path": "/x"}, "args.lora_path"), ({"model_draft": 5}, "args.model_draft"), ({"draft_max": 0}, "args.draft_max"),
         ({"trust_remote_code": True}, "args.trust_remote_code"),
     ],
 )  # fmt: skip

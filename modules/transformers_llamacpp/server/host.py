@@ -80,14 +80,20 @@ class ModelHost:
         """What may be loaded, by name: the files in the folder as it is now, and the model from the command line."""
         return {name: str(file) for name, file in gguf_files(self.model_dir).items()} | self._extra
 
-    def load(self, name: str, options: Mapping[str, Any]) -> None:
-        """Loads the model called `name` in place of the present one; an option that is `None` is left to llama.cpp.
+    def load(self, name: str, options: Mapping[str, Any], draft: str = "", draft_tokens: int | None = None) -> None:
+        """Loads the model called `name` in place of the present one; an option that is `None` is left to llama.cpp. `draft`:
+        the name of a model that drafts for it, `draft_tokens` at a time.
 
         Raises `LlamaCppError`.
         """
         source = self.sources().get(name)
         if source is None:
             raise ModelLoadError(f"there is no model {name!r} in {self.model_dir}")
+        draft_source = self._draft_source
+        if draft:
+            draft_source = self.sources().get(draft)
+            if draft_source is None:
+                raise ModelLoadError(f"there is no model {draft!r} in {self.model_dir}")
         if Path(source).is_file():
             check_gguf(Path(source))  # before the old model is given up
         options = {key: value for key, value in {**self.defaults, **options}.items() if value is not None}
@@ -96,8 +102,14 @@ class ModelHost:
             try:
                 self._unload()
                 model = self._loader(source, options)
-                if self._draft_source is not None:
-                    model.assistant_model = self._load_draft(self._draft_source, options)
+                if draft_source is not None:
+                    try:
+                        model.assistant_model = self._load_draft(draft_source, options)
+                    except BaseException:
+                        model.close()
+                        raise
+                    if draft_tokens is not None:
+                        model.assistant_model.generation_config.num_assistant_tokens = draft_tokens
                 self.model = model
                 self.name, self.options, self.error = name, options, None
             except LlamaCppError as error:

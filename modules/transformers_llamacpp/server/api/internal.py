@@ -12,7 +12,7 @@ from fastapi.responses import JSONResponse, Response
 from ...errors import ModelLoadError
 from .errors import ApiError, without_folders
 from .job import Gone
-from .loading import load_options
+from .loading import draft_of, load_options
 from .logits import Logits
 from .openai import gone
 from .plan import make_plan
@@ -125,8 +125,11 @@ async def model_load(request: Request, body: LoadRequest) -> JSONResponse:
         raise ApiError(404, f"there is no model {body.model_name!r}: see /v1/internal/model/list", "model_name",
                        "model_not_found")  # fmt: skip
     options = load_options(body.args or {})
+    draft, draft_tokens = draft_of(body.args or {})
+    if draft and draft not in host.sources():
+        raise ApiError(404, f"there is no model {draft!r}: see /v1/internal/model/list", "args.model_draft", "model_not_found")
     try:
-        await asyncio.to_thread(host.load, body.model_name, options)
+        await asyncio.to_thread(host.load, body.model_name, options, draft, draft_tokens)
     except ModelLoadError as error:
         raise ApiError(400, without_folders(str(error)), "model_name", "model_not_loadable") from error
     return JSONResponse("OK")
