@@ -201,13 +201,13 @@ def test_limits_and_a_key_with_the_real_client(small: Api) -> None:
 
 
 def test_random_requests_and_cancellations(loaded: Api) -> None:
-    """Texts, bad fields, clients that leave and two reloads, four at a time: right text, a clear error, and nothing left."""
+    """200 texts, bad fields, clients that leave and two reloads, four at a time: right text, clear errors, nothing left."""
     import random
 
     expected = {n: loaded.text(prompt=f"Number {n} is", max_tokens=4, temperature=0) for n in range(4)}
     order = random.Random(3)
-    kinds = [order.choice(["text", "text", "bad", "leave", "seeded"]) for _ in range(48)]
-    kinds[16] = kinds[32] = "reload"
+    kinds = [order.choice(["text", "text", "bad", "leave", "stream"]) for _ in range(200)]
+    kinds[66] = kinds[133] = "reload"
 
     def one(at: int) -> None:
         kind, n = kinds[at], at % 4
@@ -221,9 +221,16 @@ def test_random_requests_and_cancellations(loaded: Api) -> None:
                 httpx.post(f"{loaded.url}/v1/completions", json=LONG, timeout=httpx.Timeout(60, read=order.uniform(0.05, 0.5)))
                 raise httpx.ReadTimeout("a reload was quicker")
         else:
-            answer = loaded.post("/v1/completions", body)
+            answer = loaded.post("/v1/completions", {**body, "stream": kind == "stream"})
             assert answer.status_code in (200, 429, 503), answer.text
-            if answer.status_code == 200:
+            if answer.status_code == 200 and kind == "stream":
+                events = [line.removeprefix("data: ") for line in answer.text.strip().split("\n\n")]
+                parsed = [json.loads(event) for event in events if event != "[DONE]"]
+                if events[-1] == "[DONE]":
+                    assert "".join(one["choices"][0]["text"] for one in parsed) == expected[n]
+                else:  # a reload came in between
+                    assert parsed[-1]["error"]["code"] == "model_unloaded"
+            elif answer.status_code == 200:
                 assert answer.json()["choices"][0]["text"] == expected[n]
 
     with ThreadPoolExecutor(4) as pool:
