@@ -51,11 +51,12 @@ CHAINS: dict[str, Callable[[torch.Tensor], list[Any]]] = {
 
 
 def scores(random: np.random.Generator, n_vocab: int) -> np.ndarray[Any, np.dtype[np.float32]]:
-    """A thin head on a wide tail: with these, 0.95 of the probability lies in a few hundred tokens."""
-    tail = random.normal(-4, 2.2, n_vocab)
+    """A head whose probabilities fall with the square of their rank, more or less, and 2% of the probability in all others."""
+    scores = random.normal(0, 2.2, n_vocab)
     head = random.choice(n_vocab, 2000, replace=False)
-    tail[head] += 14 - 1.6 * np.log(np.arange(1, 2001))
-    return tail.astype(np.float32)
+    scores += np.log(0.02 / np.exp(scores).sum())
+    scores[head] = random.normal(0, 0.7, 2000) - random.uniform(1.2, 2) * np.log(np.arange(1, 2001))
+    return scores.astype(np.float32)
 
 
 def measure(make: Callable[[torch.Tensor], list[Any]], ids: torch.Tensor, n_vocab: int, rounds: int) -> list[float]:

@@ -87,6 +87,44 @@ def test_a_nucleus_of_any_size(case: Case, share: float, keep: int) -> None:
     check([class_of("TopPLogitsWarper")(share, min_tokens_to_keep=keep)], case)
 
 
+NUDGES = (0.0, 6e-8, -6e-8, 1e-7, -1e-7, 1e-6, -1e-6, 5e-6, -5e-6)
+"""How far a setting lies from a number that transformers compares it with, as a part of that."""
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    style=st.sampled_from(("normal", "steps", "flat", "peaked", "holes")),
+    seed=st.integers(0, 2**32 - 1),
+    n_vocab=st.sampled_from((3, 40, 1000, 5000, 20000)),
+    nudge=st.sampled_from(NUDGES),
+    top_k=st.booleans(),
+)
+def test_decisions_within_rounding(style: str, seed: int, n_vocab: int, nudge: float, top_k: bool) -> None:
+    """Settings equal to one of transformers' own numbers, or next to it."""
+    case = case_of(style, seed, 1, n_vocab, 3)
+    before = [class_of("TopKLogitsWarper")(50)] if top_k else []
+    scores = expected(before, case)
+    finite = int(torch.isfinite(scores).sum())
+    if not finite:
+        return
+    at = int(case.random.integers(min(finite, 100)))  # from the top
+    shares = scores.softmax(-1)
+    share = float(shares.sort(descending=True)[0][0, at]) * (1 + nudge)
+    sums = scores.sort()[0].softmax(-1).cumsum(-1)[0]
+    logs = scores.log_softmax(-1)
+    surprise = (-logs + (logs * logs.exp()).nansum(-1, keepdim=True)).abs()
+    mass = float(scores.gather(-1, surprise.argsort()).softmax(-1).cumsum(-1)[0, at]) * (1 + nudge)
+    settings_of = {
+        "TopPLogitsWarper": 1 - float(sums[-1 - at]) * (1 + nudge),
+        "MinPLogitsWarper": share / float(shares.max()),
+        "EpsilonLogitsWarper": share,
+        "TypicalLogitsWarper": mass,
+    }
+    for name, value in settings_of.items():
+        if 0 < value < 1:
+            check([*before, class_of(name)(value)], case)
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_this_releases_code_is_known(name: str) -> None:
     case = case_of("normal", 1, 1, 20, 4)

@@ -87,24 +87,23 @@ class Chain(LogitsProcessorList):
     def _apply(self, input_ids: Any, current: Any, kwargs: dict[str, Any]) -> Any:
         """`current` is what the processors made of the scores so far: a `Batch`, or a foreign processor's tensor."""
         links = self._ready()
-        for at, link in enumerate(links):
-            if link.step is None:
-                scores = current.tensor() if isinstance(current, Batch) else current
-                if link.plain:
-                    current = link.processor(input_ids, scores)
-                else:
-                    current = LogitsProcessorList([link.processor])(input_ids, scores, **kwargs)
+        at = 0
+        while at < len(links):
+            if links[at].step is None:
+                current = _ask(links[at], input_ids, current, kwargs)
+                at += 1
                 if not _takes(current) or len(current) != len(input_ids):
-                    return LogitsProcessorList([link.processor for link in links[at + 1 :]])(input_ids, current, **kwargs)
+                    return LogitsProcessorList([link.processor for link in links[at:]])(input_ids, current, **kwargs)
                 continue
             if not isinstance(current, Batch):
                 array = current.detach().numpy()
                 rows = [Row(index, _contiguous(scores), False) for index, scores in enumerate(array)]
                 current = self._batch(input_ids, rows, array.shape[1])
-            with np.errstate(all="ignore"):
-                done = link.step(link.processor, current)
-            if not done:
-                self._delegate(link.processor, current)
+            with np.errstate(all="ignore"):  # transformers' arithmetic makes NaN and infinities without a word
+                while at < len(links) and (step := links[at].step) is not None:
+                    if not step(links[at].processor, current):
+                        self._delegate(links[at].processor, current)
+                    at += 1
         return current
 
     @staticmethod
@@ -136,6 +135,14 @@ def _link(processor: Any, last: bool) -> _Link:
     except (TypeError, ValueError, AttributeError):
         plain = False  # transformers says what is wrong, when it is called
     return _Link(processor, None, plain)
+
+
+def _ask(link: _Link, input_ids: Any, current: Any, kwargs: dict[str, Any]) -> Any:
+    """What a foreign processor makes of the scores."""
+    scores = current.tensor() if isinstance(current, Batch) else current
+    if link.plain:
+        return link.processor(input_ids, scores)
+    return LogitsProcessorList([link.processor])(input_ids, scores, **kwargs)
 
 
 def _takes(scores: Any) -> bool:

@@ -11,6 +11,9 @@ __all__ = ["Peaks", "largest"]
 SMALL = 4096
 """Up to here one pass over everything costs no more than the bookkeeping that avoids it."""
 
+MEDIUM = 65536
+"""Up to here comparing everything costs no more than choosing among the blocks."""
+
 
 class Peaks:
     """The maxima of interleaved blocks of `values`, float32 `(n,)`: block `j` is `values[j::n_blocks]`.
@@ -39,18 +42,18 @@ class Peaks:
 
     def at_least(self, threshold: float) -> Ids:
         """The indices, ascending, of the values that are not below `threshold`, no NaN among the values."""
-        if not self.n_blocks:
-            return np.flatnonzero(self.values >= threshold)
-        columns = np.flatnonzero(self.maxima >= threshold)
+        if len(self.values) <= MEDIUM:
+            return (self.values >= threshold).nonzero()[0]
+        columns = (self.maxima >= threshold).nonzero()[0]
         if len(columns) * 8 > self.n_blocks:
-            return np.flatnonzero(self.values >= threshold)
-        found = np.flatnonzero(self.blocks.take(columns, axis=1) >= threshold)
+            return (self.values >= threshold).nonzero()[0]
+        found = (self.blocks.take(columns, axis=1) >= threshold).ravel().nonzero()[0]
         block = found // len(columns)
         found += block * (self.n_blocks - len(columns))
         found += (columns - np.arange(len(columns)))[found - block * self.n_blocks]
         if not len(self.rest):
             return found
-        return np.concatenate((found, np.flatnonzero(self.rest >= threshold) + self.blocks.size))
+        return np.concatenate((found, (self.rest >= threshold).nonzero()[0] + self.blocks.size))
 
 
 def largest(values: Floats, k: int, slack: float = 0.0) -> Ids | None:
@@ -69,7 +72,9 @@ def largest(values: Floats, k: int, slack: float = 0.0) -> Ids | None:
         while n_blocks < 4 * k:
             n_blocks *= 2
         peaks = Peaks(values, min(n_blocks, n // 4))
-        bound = float(np.partition(peaks.maxima, len(peaks.maxima) - k)[-k])
+        maxima = peaks.maxima.copy()
+        maxima.partition(len(maxima) - k)
+        bound = float(maxima[-k])
         top = peaks.top()
     if np.isnan(top):
         return None
