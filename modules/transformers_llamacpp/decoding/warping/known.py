@@ -14,6 +14,7 @@ from .rows import Batch, Row
 from .sequences import SequenceBias
 from .sources import digest, is_transformers_own
 from .top_h import top_h
+from .typical import typical
 
 __all__ = ["KNOWN", "Known", "Step", "step_for"]
 
@@ -83,7 +84,7 @@ KNOWN = {
     "TopKLogitsWarper": _same(_each_row(truncating.top_k), "36a6854efc51"),
     "TopPLogitsWarper": _same(_each_row(top_p), "db88a9b9a03a"),
     "MinPLogitsWarper": _same(_each_row(truncating.min_p), "df2dae54954d"),
-    "TypicalLogitsWarper": _same(_each_row(truncating.typical), "9495414f9dcb"),
+    "TypicalLogitsWarper": _same(_each_row(typical), "9495414f9dcb"),
     "EpsilonLogitsWarper": _same(_each_row(truncating.epsilon), "3506ce854048"),
     "EtaLogitsWarper": _same(_each_row(truncating.eta), "0042615beb13"),
     "TopHLogitsWarper": _same(_whole(top_h), "16448755b7dc"),

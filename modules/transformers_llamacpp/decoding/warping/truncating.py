@@ -17,7 +17,7 @@ from .nucleus import SOFTMAX_ERROR, sum_error
 from .peaks import Peaks, largest
 from .rows import Batch, Floats, Ids, Row
 
-__all__ = ["epsilon", "eta", "min_p", "temperature", "top_k", "typical"]
+__all__ = ["cuts", "epsilon", "eta", "finite_top", "keep_only", "min_p", "temperature", "top_k"]
 
 SLACK = 5e-7
 """Scores that differ by more than this part of themselves still differ after a division in float32."""
@@ -38,7 +38,7 @@ def temperature(processor: Any, row: Row, batch: Batch) -> bool:
 
 def top_k(processor: Any, row: Row, batch: Batch) -> bool:
     k = processor.top_k
-    if type(k) is not int or k < 1 or not _cuts(processor):
+    if type(k) is not int or k < 1 or not cuts(processor):
         return False
     if row.ids is not None:
         ids, values = row.ids, row.values
@@ -67,7 +67,7 @@ def min_p(processor: Any, row: Row, batch: Batch) -> bool:
     """Nguyen et al. 2024, https://arxiv.org/abs/2407.01082: the threshold in logits is that of the maximum plus `log(min_p)`;
     no softmax."""
     share, keep = processor.min_p, processor.min_tokens_to_keep
-    if type(share) not in (float, int) or type(keep) is not int or keep < 1 or not _cuts(processor):
+    if type(share) not in (float, int) or type(keep) is not int or keep < 1 or not cuts(processor):
         return False
     if not 1e-30 < share <= 1:
         return share == 0  # below 0 is nothing, NaN included
@@ -97,7 +97,7 @@ def min_p(processor: Any, row: Row, batch: Batch) -> bool:
         if more is None:
             return False
         ids, values = more, row.values[more]
-    _keep(row, ids, values)
+    keep_only(row, ids, values)
     return True
 
 
@@ -110,7 +110,7 @@ def epsilon(processor: Any, row: Row, batch: Batch) -> bool:
 def eta(processor: Any, row: Row, batch: Batch) -> bool:
     """As `epsilon`, with a threshold that falls where the distribution is flat."""
     cut = processor.epsilon
-    if not isinstance(cut, torch.Tensor) or cut.ndim or cut.dtype != torch.float32 or not _finite_top(row):
+    if not isinstance(cut, torch.Tensor) or cut.ndim or cut.dtype != torch.float32 or not finite_top(row):
         return False
     values = row.values if row.ids is not None else row.dense()
     distances = values - values.max()
@@ -126,57 +126,15 @@ def eta(processor: Any, row: Row, batch: Batch) -> bool:
     return _at_least(processor, row, min(limit, flat), 2e-5 + 4e-6 * entropy)
 
 
-def typical(processor: Any, row: Row, batch: Batch) -> bool:
-    """Meister et al. 2022, https://arxiv.org/abs/2202.00666: the tokens whose surprise is closest to the entropy."""
-    mass, keep = processor.mass, processor.min_tokens_to_keep
-    if type(mass) is not float or not 0 < mass < 1 or type(keep) is not int or keep < 1 or not _cuts(processor):
-        return False
-    if not _finite_top(row):
-        return False
-    if row.ids is None:
-        logs: Any = torch.log_softmax(row.tensor(), dim=-1)[0].numpy()
-    else:
-        logs = row.values.astype(np.float64) - float(row.values.max())
-        logs -= math.log(float(np.exp(logs).sum()))
-    shares = np.exp(logs)
-    entropy = -float((np.maximum(logs, -80) * shares).sum())
-    distances = np.abs(logs + entropy)
-    error = _running_sum_error(shares, row.n_vocab)
-    width = 2.0
-    while True:
-        ids = np.flatnonzero(distances <= width)
-        if float(shares[ids].sum()) > mass + error:
-            break
-        if width > 1e4:
-            return False
-        width *= 2
-    order = ids[np.argsort(distances[ids], kind="stable")]
-    sums = np.cumsum(shares[order], dtype=np.float64) / float(shares.sum())
-    last = int(np.searchsorted(sums, mass))
-    if last >= len(sums):
-        return False
-    if np.abs(sums[max(last - 1, 0) : last + 1] - mass).min() <= error:
-        return False
-    edge = order[last]
-    near = np.abs(distances - distances[edge]) <= 1e-5 * (1 + entropy)
-    if (logs[near] != logs[edge]).any():
-        return False
-    kept = np.flatnonzero(distances <= distances[edge])
-    if len(kept) < keep:
-        return row.ids is not None and keep >= len(row.ids)
-    _keep(row, kept, row.values[kept])
-    return True
-
-
-def _cuts(processor: Any) -> bool:
+def cuts(processor: Any) -> bool:
     return type(processor.filter_value) in (float, int) and processor.filter_value == -math.inf
 
 
-def _finite_top(row: Row) -> bool:
+def finite_top(row: Row) -> bool:
     return len(row.values) > 0 and bool(np.isfinite(row.values.max()))
 
 
-def _keep(row: Row, at: Ids, values: Floats) -> None:
+def keep_only(row: Row, at: Ids, values: Floats) -> None:
     """`at` indexes the row's own values, which may still be without their division."""
     if row.ids is not None:
         at = row.ids[at]
@@ -205,7 +163,7 @@ def _at_least(processor: Any, row: Row, cut: float, error: float) -> bool:
     """Keeps what is at least as probable as `cut`, which may be off by `error` times itself, and the `min_tokens_to_keep`
     largest."""
     keep = processor.min_tokens_to_keep
-    if not 0 < cut < 1 or type(keep) is not int or keep < 1 or not _cuts(processor) or not _finite_top(row):
+    if not 0 < cut < 1 or type(keep) is not int or keep < 1 or not cuts(processor) or not finite_top(row):
         return False
     exact = not error
     if row.ids is None:
@@ -230,18 +188,5 @@ def _at_least(processor: Any, row: Row, cut: float, error: float) -> bool:
             values = row.values[tops]
             tops = tops[values >= np.partition(values, len(values) - keep)[len(values) - keep]]
         kept = np.union1d(kept, tops)
-    _keep(row, kept, row.values[kept])
+    keep_only(row, kept, row.values[kept])
     return True
-
-
-def _running_sum_error(shares: Any, n_vocab: int) -> float:
-    """How far the running sum of the softmax of all scores may be off, in whatever order they are added up.
-
-    For large vocabularies the roundings are taken to be independent (16 standard deviations), but for the terms that are
-    too small to change a partial sum at all.
-    """
-    every = sum_error(n_vocab)
-    if n_vocab <= 32768:
-        return SOFTMAX_ERROR + every
-    lost = float((shares * (shares < 1.5e-8)).sum())
-    return SOFTMAX_ERROR + min(every, 1e-6 * math.sqrt(n_vocab / 8) + lost)
