@@ -73,7 +73,7 @@ def encoder_no_repeat_ngram(processor: Any, batch: Batch) -> bool:
     size, ngrams, texts = processor.ngram_size, processor.generated_ngrams, processor.batch_size
     if type(size) is not int or type(texts) is not int or not 0 < texts <= len(batch.rows):
         return False
-    start, copies = batch.ids.shape[1] + 1 - size, len(batch.rows) // texts
+    start, copies = batch.length + 1 - size, len(batch.rows) // texts
     if (len(batch.rows) - 1) // copies >= len(ngrams):
         return False
     last = [tuple(ids[start:].tolist()) for ids in batch.ids]
@@ -81,11 +81,11 @@ def encoder_no_repeat_ngram(processor: Any, batch: Batch) -> bool:
 
 
 def min_length(processor: Any, batch: Batch) -> bool:
-    return batch.ids.shape[1] >= processor.min_length or _ban_known(batch, processor.eos_token_id)
+    return batch.length >= processor.min_length or _ban_known(batch, processor.eos_token_id)
 
 
 def min_new_tokens(processor: Any, batch: Batch) -> bool:
-    new = batch.ids.shape[1] - processor.prompt_length_to_skip
+    new = batch.length - processor.prompt_length_to_skip
     return new >= processor.min_new_tokens or _ban_known(batch, processor.eos_token_id)
 
 
@@ -94,7 +94,7 @@ def suppress(processor: Any, batch: Batch) -> bool:
 
 
 def suppress_at_begin(processor: Any, batch: Batch) -> bool:
-    return batch.ids.shape[1] != processor.begin_index or _ban_known(batch, processor.begin_suppress_tokens)
+    return batch.length != processor.begin_index or _ban_known(batch, processor.begin_suppress_tokens)
 
 
 def _ban_known(batch: Batch, tokens: Any) -> bool:
@@ -117,14 +117,14 @@ def _ban(batch: Batch, tokens: list[Ids]) -> bool:
 
 
 def forced_bos(processor: Any, batch: Batch) -> bool:
-    if batch.ids.shape[1] != 1:
+    if batch.length != 1:
         return True
     token = processor.bos_token_id
     return type(token) is int and _force(batch, np.array([token]))
 
 
 def forced_eos(processor: Any, batch: Batch) -> bool:
-    if batch.ids.shape[1] != processor.max_length - 1:
+    if batch.length != processor.max_length - 1:
         return True
     tokens = _integers(processor.eos_token_id)
     return tokens is not None and _force(batch, np.unique(tokens))
@@ -140,7 +140,7 @@ def _force(batch: Batch, tokens: Ids) -> bool:
 
 
 def exponential_decay(processor: Any, batch: Batch) -> bool:
-    past = batch.ids.shape[1] - processor.regulation_start
+    past = batch.length - processor.regulation_start
     if past <= 0:
         return True
     tokens, factor = _integers(processor.eos_token_id), processor.regulation_factor

@@ -117,7 +117,7 @@ class Chain(LogitsProcessorList):
     def _batch(self, input_ids: Any, rows: list[Row], n_vocab: int) -> Batch:
         if len(self._seen) != n_vocab:
             self._seen = np.zeros(n_vocab, np.bool_)
-        return Batch(input_ids.to("cpu", torch.int64), rows, n_vocab, self._seen)
+        return Batch(input_ids, rows, n_vocab, self._seen)
 
     def _ready(self) -> list[_Link]:
         links = self._links

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 from typing import Any
 
@@ -95,13 +96,28 @@ class Row:
 
 
 class Batch:
-    """All rows of one step. `input_ids` is int64 `(rows, length)`, `ids` the same as an array."""
+    """All rows of one step. `input_ids` is int64 `(rows, length)`, on whatever device; looked at only by those that ask."""
 
     def __init__(self, input_ids: Any, rows: list[Row], n_vocab: int, seen: npt.NDArray[np.bool_]) -> None:
-        self.input_ids, self.rows, self.n_vocab = input_ids, rows, n_vocab
-        self.ids: Ids = input_ids.numpy() if input_ids.device.type == "cpu" else input_ids.cpu().numpy()
+        self._input_ids, self.rows, self.n_vocab = input_ids, rows, n_vocab
         self.seen = seen
         """Scratch, bool `(n_vocab,)`: all False between two uses."""
+
+    @property
+    def length(self) -> int:
+        """Tokens of each text so far."""
+        return int(self._input_ids.shape[1])
+
+    @functools.cached_property
+    def input_ids(self) -> torch.Tensor:
+        """The texts on the CPU, int64 `(rows, length)`."""
+        ids: torch.Tensor = self._input_ids.to("cpu", torch.int64)
+        return ids
+
+    @functools.cached_property
+    def ids(self) -> Ids:
+        """The same as an array."""
+        return self.input_ids.numpy()
 
     def fits(self, tokens: Ids) -> bool:
         """All of `tokens` are in the vocabulary."""
