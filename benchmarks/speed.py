@@ -1,6 +1,6 @@
 """The speed this package is held to: `transformers-llamacpp bench` on the two models of the tests, and which goals are met.
 
-    python benchmarks/speed.py                              # everything: about an hour on two cores
+    python benchmarks/speed.py                              # everything, which takes long
     python benchmarks/speed.py --modes greedy --rows 1      # options are those of `transformers-llamacpp bench`
 
 Contenders take turns within one run, and a ratio is taken within each round: ratios of one run can be compared with other runs;

@@ -19,6 +19,7 @@ from transformers_llamacpp.bench.plan import Case, Settings
 from transformers_llamacpp.bench.process import Process
 from transformers_llamacpp.bench.prompts import prompts
 from transformers_llamacpp.bench.runs import Run
+from transformers_llamacpp.bench.table import table
 from transformers_llamacpp.errors import LlamaCppError
 
 pytestmark = pytest.mark.once
@@ -58,7 +59,8 @@ def test_greedy_tokens_are_equal(bench: Any) -> None:
     for case in bench[1]["cases"][:3]:
         found = {name: one["answer"] for name, one in case["contenders"].items()}
         expected = found.pop("bare")
-        assert len(found) >= 2 and len({tuple(row) for row in expected}) == case["rows"], "each row has its own prompt"
+        assert "ours" in found and (case["rows"] > 1 or {"llama-cpp-python", "torch"} <= found.keys())
+        assert len({tuple(row) for row in expected}) == case["rows"], "each row has its own prompt"
         for name, answer in found.items():
             assert answer == [row[: len(answer[0])] for row in expected], name
 
@@ -108,8 +110,7 @@ def test_who_cannot_be_loaded_is_left_out(tiny_hybrid_path: Path) -> None:
     measured = measure(tiny_hybrid_path, settings)
     assert "jamba" in (measured.participants["torch"].problem or "")
     assert [*measured.runs[Case("greedy", 4, 1)]] == ["bare"]
-    with pytest.raises(LlamaCppError, match=r"nothing was measured: torch: .*jamba"):
-        measure(tiny_hybrid_path, Settings(modes=("greedy",), prompts=(4,), rows=(1,), contenders=("torch",)))
+    assert max(map(len, table(measured).split("\n"))) <= 100 and "left out: torch: " in table(measured)
 
 
 def test_a_process_that_dies_is_an_error(tiny_llama_path: Path) -> None:

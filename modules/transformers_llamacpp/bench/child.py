@@ -24,14 +24,16 @@ REST = 0.02
 """Seconds over which `settle` looks at the processor time."""
 
 
-def peak_bytes() -> int:
-    """Peak resident memory of this process."""
+def peak_bytes() -> int | None:
+    """Peak resident memory of this process; `None` on Windows without psutil."""
     if sys.platform == "linux":  # what getrusage() says begins with the memory of the process that started this one
         with open("/proc/self/status", encoding="ascii") as file:
             return next(int(line.split()[1]) * 1024 for line in file if line.startswith("VmHWM:"))
     if sys.platform == "win32":
-        import psutil
-
+        try:
+            import psutil
+        except ImportError:
+            return None
         return int(psutil.Process().memory_info().peak_wset)
     import resource
 

@@ -83,7 +83,9 @@ def measure(file: Path, settings: Settings, say: Say = silent) -> Measured:
         for name, process in processes.items():
             participant = measured.participants[name]
             if participant.problem is None:
-                participant.peak_bytes, participant.busy = process.peak_bytes(), process.busy
+                participant.busy = process.busy
+                with _problem_of(participant):
+                    participant.peak_bytes = process.peak_bytes()
     if not any(measured.runs.values()):
         reasons = "; ".join(participant.problem or "" for participant in measured.participants.values())
         raise LlamaCppError(f"nothing was measured: {reasons or 'none of the contenders takes part in any of the cases'}")

@@ -69,9 +69,10 @@ class Process:
             raise LlamaCppError(f"{self.name} wrote {[*map(len, run.answer)]} tokens where {tokens} a row were asked for")
         return run
 
-    def peak_bytes(self) -> int:
-        """The most resident memory it has had so far."""
-        return int(self._ask({"peak": True})["peak_bytes"])
+    def peak_bytes(self) -> int | None:
+        """The most resident memory it has had so far; `None` where the system does not tell."""
+        peak: int | None = self._ask({"peak": True})["peak_bytes"]
+        return peak
 
     def _ask(self, request: dict[str, Any]) -> dict[str, Any]:
         assert self._child.stdin is not None

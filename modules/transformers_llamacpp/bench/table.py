@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import statistics
 import sys
+import textwrap
 from collections.abc import Iterator
 
 from .measure import WITH_TORCH, Measured
@@ -12,6 +13,8 @@ from .plan import CONTENDERS, Case
 from .report import FIGURES, median, ratios, reference
 
 __all__ = ["Progress", "table"]
+
+WIDTH = 100
 
 NAME = 30
 """Width of the first column."""
@@ -98,7 +101,7 @@ def _processes(measured: Measured) -> Iterator[str]:
             memory = f"{one.peak_bytes / 1e6:,.0f} MB" if one.peak_bytes is not None else ""
             yield f"  {label:{NAME - 2}}{one.ready_seconds:>12.1f} s{memory:>21}".rstrip()
         if one.problem is not None:
-            left_out.append(f"left out: {one.problem}")
+            left_out += textwrap.wrap(f"left out: {one.problem}", WIDTH, break_on_hyphens=False)
         if one.busy:
             busy.append(label)
     if left_out:
