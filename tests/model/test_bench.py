@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import statistics
+import subprocess
+import sys
 import threading
 from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 from benchmarks import speed
 
+from child import environment
 from transformers_llamacpp import cli, generation
 from transformers_llamacpp.bench.child import settle
 from transformers_llamacpp.bench.measure import WITH_TORCH, Measured, Participant, measure
@@ -139,6 +145,22 @@ def test_a_process_that_goes_on_computing_is_seen() -> None:
     finally:
         stop.set()
         thread.join()
+
+
+@pytest.mark.skipif(os.name == "nt", reason="Ctrl-C is no signal that can be sent to one process on Windows")
+def test_ctrl_c_ends_it_and_all_its_processes(tiny_llama_path: Path) -> None:
+    command = [sys.executable, "-m", "transformers_llamacpp", "bench", str(tiny_llama_path), "--rounds", "1000000"]
+    command += ["--contenders", "bare", "--modes", "greedy", "--rows", "1", "--prompts", "9", "--threads", "1"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment()) as program:
+        assert program.stdout is not None and program.stderr is not None
+        assert program.stderr.readline() == "loading\n"
+        assert program.stderr.readline().startswith("[1/1] greedy")
+        children = psutil.Process(program.pid).children()
+        assert len(children) == 1
+        program.send_signal(signal.SIGINT)
+        assert "Traceback" not in program.stderr.read() and program.stdout.read() == ""
+        assert program.wait() == 130
+    assert psutil.wait_procs(children, timeout=10)[1] == []
 
 
 @pytest.mark.parametrize(

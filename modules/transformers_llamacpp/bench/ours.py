@@ -10,7 +10,8 @@ from typing import Any
 import torch
 from transformers import GenerationConfig
 
-from .. import LlamaCppConfig, LlamaCppForCausalLM
+from ..config import LlamaCppConfig
+from ..modeling import LlamaCppForCausalLM
 from .plan import MODES
 from .runs import Run
 

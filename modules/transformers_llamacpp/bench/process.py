@@ -49,6 +49,8 @@ class Process:
         setup = {"name": name, "path": str(path), "n_ctx": n_ctx, "n_cells": n_cells, "rows": rows, "threads": threads}
         stub = str(PACKAGE) if name in WITHOUT_TORCH else ""
         command = [sys.executable, "-c", BOOT, str(PACKAGE.parent), stub, json.dumps(setup | {"imports": [*imports]})]
+        self._asked = True
+        """Its answer has not come yet; at first that is the word that it is ready."""
         self._log = tempfile.TemporaryFile()  # noqa: SIM115  # closed with the process
         self._child = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._log, text=True, encoding="utf-8"
@@ -79,6 +81,7 @@ class Process:
         with contextlib.suppress(OSError):  # where it is gone, the answer says so
             self._child.stdin.write(json.dumps(request) + "\n")
             self._child.stdin.flush()
+        self._asked = True
         return self._receive()
 
     def _receive(self) -> dict[str, Any]:
@@ -86,6 +89,7 @@ class Process:
         line = self._child.stdout.readline()
         if not line:
             raise LlamaCppError(f"{self.name}: its process ended with status {self._child.wait()}{self._last_words()}")
+        self._asked = False
         message: dict[str, Any] = json.loads(line)
         if "error" in message:
             raise LlamaCppError(f"{self.name}: {message['error']}")
@@ -97,8 +101,10 @@ class Process:
         return "".join(f": {line.strip()}" for line in [line for line in lines if line.strip()][-1:])
 
     def close(self) -> None:
-        """End the process; idempotent."""
+        """End the process, in the middle of an answer too; idempotent."""
         assert self._child.stdin is not None and self._child.stdout is not None
+        if self._asked:
+            self._child.kill()
         with contextlib.suppress(OSError):
             self._child.stdin.close()  # it ends when its input does
         try:

@@ -6,12 +6,12 @@ import json
 import os
 import platform
 import statistics
+import sys
 from collections.abc import Callable, Mapping
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from .. import __version__
 from ..errors import LlamaCppError
 from ..native.library import system_info
 from .measure import Measured
@@ -59,7 +59,7 @@ def as_json(measured: Measured) -> dict[str, Any]:
         "file": measured.file.name,
         "file_bytes": measured.file.stat().st_size,
         "machine": _machine(),
-        "versions": {"transformers-llamacpp": __version__, "python": platform.python_version()}
+        "versions": {"transformers-llamacpp": _own_version(), "python": platform.python_version()}
         | {name: metadata.version(name) for name in LIBRARIES},
         "settings": {
             "tokens": settings.tokens,
@@ -125,6 +125,11 @@ def _case(measured: Measured, case: Case) -> dict[str, Any]:
             for name, done in runs.items()
         },
     }
+
+
+def _own_version() -> str:
+    """Also where the package was never installed."""
+    return str(vars(sys.modules[__name__.partition(".")[0]])["__version__"])
 
 
 def _machine() -> dict[str, Any]:
