@@ -12,7 +12,7 @@ import torch
 import transformers
 from transformers import LogitsProcessorList
 
-from transformers_llamacpp.decoding.warpers import Candidates, Chain
+from transformers_llamacpp.decoding.warpers import Chain, Scores
 
 INF = float("inf")
 
@@ -162,7 +162,7 @@ def _call(processors: list[Any], case: Case) -> Any:
     return found.numpy()
 
 
-def well_formed(candidates: Candidates, n_vocab: int) -> None:
+def well_formed(candidates: Scores, n_vocab: int) -> None:
     assert candidates.values.dtype == np.float32
     if candidates.ids is None:
         assert candidates.values.shape == (n_vocab,)

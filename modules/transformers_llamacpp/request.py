@@ -67,6 +67,8 @@ class Request:
     """Nothing of earlier calls may be reused: the rows fit into the cells only where they share what they begin with."""
     cells_full: Any = None
     """The criterion that ends a beam search when the KV cells are full (`decoding/room.py`), where they may get full."""
+    numbers: Any = None
+    """The random numbers that sampling draws with (`decoding/numbers.py`)."""
     n_batch: int | None = None
     input_length: int = 0
     caches: list[Any] = field(default_factory=list)

@@ -18,7 +18,7 @@ import pytest
 from benchmarks import speed
 
 from child import environment
-from transformers_llamacpp import cli, generation
+from transformers_llamacpp import cli
 from transformers_llamacpp.bench.child import settle
 from transformers_llamacpp.bench.measure import WITH_TORCH, Measured, Participant, measure
 from transformers_llamacpp.bench.plan import Case, Settings
@@ -31,7 +31,6 @@ from transformers_llamacpp.errors import LlamaCppError
 pytestmark = pytest.mark.once
 
 QUICK = ["--tokens", "6", "--rounds", "2", "--prompts", "5,40", "--rows", "1,3", "--threads", "1"]
-PLAIN = hasattr(generation, "plain_loop")
 FIGURES = ("tokens_per_second", "first_seconds", "whole_seconds")
 
 
@@ -52,7 +51,7 @@ def test_everybody_counts_the_same_tokens(bench: Any) -> None:
     assert shapes == [(mode, prompt, rows) for mode in ("greedy", "min-p") for prompt, rows in ((5, 1), (40, 1), (5, 3))]
     for case in cases:
         greedy, alone = case["mode"] == "greedy", case["rows"] == 1
-        expected = {"bare": greedy, "llama-cpp-python": alone, "ours": True, "plain-loop": PLAIN, "torch": greedy and alone}
+        expected = {"bare": greedy, "llama-cpp-python": alone, "ours": True, "plain-loop": True, "torch": greedy and alone}
         assert case["contenders"].keys() == {name for name, takes_part in expected.items() if takes_part}
         for name, found in case["contenders"].items():
             assert found["new_tokens"] == (2 if name == "torch" else 6 * case["rows"]), (name, case)
@@ -83,7 +82,7 @@ def test_medians_and_ratios_are_those_of_the_rounds(bench: Any) -> None:
 
 def test_each_process_has_only_what_it_needs(bench: Any) -> None:
     found = bench[1]["participants"]
-    assert [name for name, one in found.items() if one["problem"]] == ([] if PLAIN else ["plain-loop"])
+    assert [name for name, one in found.items() if one["problem"]] == []
     peaks = {name: one["peak_bytes"] for name, one in found.items()}
     assert peaks.keys() == {"bare", "llama-cpp-python", "ours", "plain-loop", "torch", WITH_TORCH}
     for name in ("bare", "llama-cpp-python"):

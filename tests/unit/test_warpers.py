@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers.generation import SynthIDTextWatermarkingConfig, WatermarkingConfig
 
-from transformers_llamacpp.decoding.warpers import Candidates, Chain
+from transformers_llamacpp.decoding.warpers import Chain, Scores
 from warper_cases import MAKERS, NAMES, STYLES, Case, case_of, check, class_of, expected, make, same_scores
 
 cases = st.builds(
@@ -244,6 +244,6 @@ def test_truncated_scores_are_sparse_and_dense_ones_are_views() -> None:
 
 def test_candidates_as_a_dense_row() -> None:
     dense = np.arange(4, dtype=np.float32)
-    assert Candidates(None, dense).dense(4) is dense
-    sparse = Candidates(np.array([1, 3]), np.array([0.5, 2.0], np.float32))
+    assert Scores(None, dense).dense(4) is dense
+    sparse = Scores(np.array([1, 3]), np.array([0.5, 2.0], np.float32))
     assert sparse.dense(5).tolist() == [-np.inf, 0.5, -np.inf, 2.0, -np.inf]

@@ -57,7 +57,7 @@ class Ours:
         without_defaults(self.model)
         self.loop: Any = contextlib.nullcontext
         if plain:
-            from ..generation import plain_loop  # type: ignore[attr-defined]
+            from ..generation import plain_loop
 
             self.loop = plain_loop
 

@@ -12,6 +12,6 @@ makes it. Everything runs on the calling thread.
 from __future__ import annotations
 
 from .warping.chain import Chain
-from .warping.rows import Candidates
+from .warping.rows import Scores
 
-__all__ = ["Candidates", "Chain"]
+__all__ = ["Chain", "Scores"]

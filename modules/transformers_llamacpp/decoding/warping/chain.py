@@ -11,7 +11,8 @@ import torch
 from transformers import LogitsProcessorList
 
 from .known import Step, step_for
-from .rows import Batch, Candidates, Floats, Row
+from .rows import Batch, Floats, Row, Scores
+from .short import ShortTail
 
 __all__ = ["Chain"]
 
@@ -39,6 +40,7 @@ class Chain(LogitsProcessorList):
     def __init__(self, processors: LogitsProcessorList | list[Any] | tuple[Any, ...] = ()) -> None:
         super().__init__(processors)
         self._links: list[_Link] = []
+        self._tail = ShortTail([])
         self._seen = np.zeros(0, np.bool_)
 
     @property
@@ -51,22 +53,26 @@ class Chain(LogitsProcessorList):
         """The processors that are not known, in their order."""
         return [link.processor for link in self._ready() if link.step is None]
 
-    def run(self, input_ids: Any, logits: Floats, **kwargs: Any) -> list[Candidates]:
+    def run(self, input_ids: Any, logits: Floats, **kwargs: Any) -> list[Scores]:
         """The scores for the next token of every row.
 
         `input_ids`: int64 `(rows, length)`. `logits`: float32 `(rows, n_vocab)`; it may be overwritten, and a dense answer may
         be a view of it. `kwargs` are for foreign processors that ask for more, as in transformers. Raises what the
         processors raise.
         """
+        if not self:
+            return [Scores(None, _contiguous(scores)) for scores in logits]
         owned = bool(logits.flags.writeable)
         rows = [Row(index, _contiguous(scores), owned) for index, scores in enumerate(logits)]
         if len(rows) != len(input_ids) or not rows:
             given: Any = super().__call__(input_ids, torch.from_numpy(logits.copy()), **kwargs)
         else:
-            given = self._apply(input_ids, self._batch(input_ids, rows, logits.shape[1]), kwargs)
+            given = self._apply(input_ids, self._batch(input_ids, rows, logits.shape[1]), kwargs, True)
+        if isinstance(given, list):
+            return given
         if isinstance(given, Batch):
             return [row.candidates() for row in given.rows]
-        return [Candidates(None, scores) for scores in given.detach().float().cpu().numpy()]
+        return [Scores(None, scores) for scores in given.detach().float().cpu().numpy()]
 
     def __call__(self, input_ids: Any, scores: Any, **kwargs: Any) -> Any:
         """As `LogitsProcessorList`: `scores` `(rows, n_vocab)` to a tensor of that shape. `scores` stay what they are, but for
@@ -84,11 +90,16 @@ class Chain(LogitsProcessorList):
             return given.rows[0].tensor()
         return given.tensor()
 
-    def _apply(self, input_ids: Any, current: Any, kwargs: dict[str, Any]) -> Any:
-        """`current` is what the processors made of the scores so far: a `Batch`, or a foreign processor's tensor."""
+    def _apply(self, input_ids: Any, current: Any, kwargs: dict[str, Any], short: bool = False) -> Any:
+        """`current` is what the processors made of the scores so far: a `Batch`, or a foreign processor's tensor. `short`: the
+        answer may be a list of `Scores`."""
         links = self._ready()
         at = 0
         while at < len(links):
+            if at == self._tail.begin and short and isinstance(current, Batch):
+                cut = [self._tail.cut(row) for row in current.rows]
+                if None not in cut:
+                    return cut
             if links[at].step is None:
                 current = _ask(links[at], input_ids, current, kwargs)
                 at += 1
@@ -104,6 +115,8 @@ class Chain(LogitsProcessorList):
                     if not step(links[at].processor, current):
                         self._delegate(links[at].processor, current)
                     at += 1
+                    if at == self._tail.begin:
+                        break
         return current
 
     @staticmethod
@@ -123,6 +136,9 @@ class Chain(LogitsProcessorList):
         links = self._links
         if len(links) != len(self) or any(link.processor is not one for link, one in zip(links, self, strict=True)):
             self._links = [_link(one, at == len(self) - 1) for at, one in enumerate(self)]
+            known = next((at for at in range(len(self), 0, -1) if self._links[at - 1].step is None), 0)
+            self._tail = ShortTail(self[known:])
+            self._tail.begin += known
         return self._links
 
 

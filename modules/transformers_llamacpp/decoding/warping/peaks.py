@@ -16,7 +16,8 @@ MEDIUM = 65536
 
 
 class Peaks:
-    """The maxima of interleaved blocks of `values`, float32 `(n,)`: block `j` is `values[j::n_blocks]`.
+    """The maxima of interleaved blocks of `values`, float32 `(n,)`: block `j` is `values[j::n_blocks]`. By default there are
+    none in what is small or medium.
 
     The maximum over rows of a matrix is one vector operation after the other, so this is the cheapest pass over the
     scores that there is; what is above a threshold lies in the few blocks whose maximum is. NaN is a maximum.
@@ -24,8 +25,9 @@ class Peaks:
 
     def __init__(self, values: Floats, n_blocks: int = 0) -> None:
         self.values = values
-        n_blocks = n_blocks or (2048 if len(values) > 131072 else 1024)
-        self.n_blocks = n_blocks if len(values) > SMALL else 0
+        if not n_blocks and len(values) > MEDIUM:
+            n_blocks = 2048 if len(values) > 131072 else 1024
+        self.n_blocks = n_blocks
         if self.n_blocks:
             whole = len(values) // n_blocks * n_blocks
             self.blocks, self.rest = values[:whole].reshape(-1, n_blocks), values[whole:]
@@ -42,7 +44,7 @@ class Peaks:
 
     def at_least(self, threshold: float) -> Ids:
         """The indices, ascending, of the values that are not below `threshold`, no NaN among the values."""
-        if len(self.values) <= MEDIUM:
+        if not self.n_blocks or len(self.values) <= MEDIUM:
             return (self.values >= threshold).nonzero()[0]
         columns = (self.maxima >= threshold).nonzero()[0]
         if len(columns) * 8 > self.n_blocks:

@@ -10,14 +10,14 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-__all__ = ["Batch", "Candidates", "Floats", "Ids", "Row"]
+__all__ = ["Batch", "Floats", "Ids", "Row", "Scores"]
 
 Floats = npt.NDArray[np.float32]
 Ids = npt.NDArray[np.int64]
 
 
 @dataclass(slots=True)
-class Candidates:
+class Scores:
     """The scores of one row after processing.
 
     `ids is None`: `values` is dense, float32 `(n_vocab,)`. Else `ids`, int64 `(n,)`, are ascending, `values`, float32 `(n,)`,
@@ -39,7 +39,7 @@ class Candidates:
 class Row:
     """The scores of one row between two processors.
 
-    As `Candidates`, and: `divisor` is a temperature that dense `values` are still to be divided by, because a truncation that
+    As `Scores`, and: `divisor` is a temperature that dense `values` are still to be divided by, because a truncation that
     follows leaves few to divide. `owned`: dense `values` may be overwritten; sparse ones always may.
     """
 
@@ -61,7 +61,7 @@ class Row:
     def dense(self) -> Floats:
         """All scores; not to be written to."""
         if self.ids is not None:
-            self.set_dense(Candidates(self.ids, self.values).dense(self.n_vocab), True)
+            self.set_dense(Scores(self.ids, self.values).dense(self.n_vocab), True)
         if self.divisor is not None:
             divisor, self.divisor = self.divisor, None
             np.divide(self.writable(), divisor, out=self.values)
@@ -91,8 +91,8 @@ class Row:
             stays = np.isin(self.ids, tokens, invert=True)
             self.ids, self.values = self.ids[stays], self.values[stays]
 
-    def candidates(self) -> Candidates:
-        return Candidates(self.ids, self.values if self.ids is not None else self.dense())
+    def candidates(self) -> Scores:
+        return Scores(self.ids, self.values if self.ids is not None else self.dense())
 
 
 class Batch:
