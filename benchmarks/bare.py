@@ -1,13 +1,12 @@
-"""The bare low-level API: what `benchmarks/` and the memory test hold `generate()` against.
+"""The bare low-level API with sequences that are kept, copied and rewound, for `chat.py` and `decoding.py`.
 
-One process, one answer: a JSON line with the load time, the peak memory and, with `--tokens`, the time of a greedy loop.
+`speed.py` has a loop of its own in the package, which only goes on. Nothing here imports the package, whose torch would count
+as the bare API's memory.
 """
 
 from __future__ import annotations
 
-import argparse
 import ctypes
-import json
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -57,7 +56,6 @@ class Bare:
     def __init__(self, path: str, n_ctx: int, n_threads: int, n_seq: int = 1, unified: bool = True) -> None:
         llama_cpp.llama_log_set(QUIET, ctypes.c_void_p(0))
         llama_cpp.llama_backend_init()
-        started = time.perf_counter()
         model_params = llama_cpp.llama_model_default_params()
         if b"AMX_INT8 = 1" in llama_cpp.llama_print_system_info():
             model_params.use_extra_bufts = False  # as the package does: GCC before 13.3 miscompiles these kernels
@@ -68,7 +66,6 @@ class Bare:
         params.kv_unified, params.flash_attn_type = unified, 0
         self.context = llama_cpp.llama_init_from_model(self.model, params)
         assert self.model and self.context
-        self.load_seconds = time.perf_counter() - started
         self.n_vocab = llama_cpp.llama_vocab_n_tokens(llama_cpp.llama_model_get_vocab(self.model))
         self.batch = llama_cpp.llama_batch_init(512, 0, 1)
         self.n_past = [0] * n_seq
@@ -105,15 +102,6 @@ class Bare:
         llama_cpp.llama_memory_clear(llama_cpp.llama_get_memory(self.context), False)
         self.n_past = [0] * len(self.n_past)
 
-    def greedy(self, prompt: list[int], n: int) -> float:
-        """Seconds for `n` new tokens after `prompt`, from an empty buffer."""
-        self.clear()
-        started = time.perf_counter()
-        token = self.decode(prompt)
-        for _ in range(n - 1):
-            token = self.decode([token])
-        return time.perf_counter() - started
-
     def side_by_side(self, prompt: list[int], n: int, n_seq: int) -> float:
         """Seconds for `n` decodes of `n_seq` sequences that share everything before; the first one is kept each time."""
         memory = llama_cpp.llama_get_memory(self.context)
@@ -134,20 +122,3 @@ class Bare:
             seconds += time.perf_counter() - started
             self.n_past[0] += 1
         return seconds
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("file")
-    parser.add_argument("--n-ctx", type=int, default=1024)
-    parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--prompt", type=int, default=10, help="tokens in the prompt")
-    parser.add_argument("--tokens", type=int, default=1, help="new tokens")
-    args = parser.parse_args()
-    bare = Bare(args.file, args.n_ctx, args.threads)
-    seconds = bare.greedy(list(range(100, 100 + args.prompt)), args.tokens)
-    print(json.dumps({"load_seconds": bare.load_seconds, "seconds": seconds, "peak_bytes": peak_bytes()}))
-
-
-if __name__ == "__main__":
-    main()

@@ -9,12 +9,17 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
 
+from transformers_llamacpp.decoding.numbers import Numbers
+
 TIE = 0.03
+SHARE = 30.0
+"""A number drawn within 0.001 of a token's share of the probabilities is a tie."""
+
 CLOSE = 2e-3
 """F32 weights, keys and values: measured 1e-4 from PyTorch."""
 
@@ -72,24 +77,31 @@ def cold_logits(model: Any, tokens: Sequence[int]) -> torch.Tensor:
 def same_generation(reference: Any, model: Any, ids: torch.Tensor, seed: int | None = None, **kwargs: Any) -> Any:
     """`model.generate` does what transformers' own model with the same weights does; returns `model`'s output.
 
-    All rows, greedy or sampled with `seed`. Ties are judged by the processed scores that transformers' model gave; for
-    sampling plus the noise that `torch.multinomial` drew (it takes the largest of `probability / exponential noise`).
+    All rows, greedy or sampled with `seed`, for which transformers' loop draws as ours does (`one_number_a_row`). Ties are
+    judged by the processed scores that transformers' model gave; for sampling by how far the number that was drawn is from
+    the other token's share of the probabilities.
     """
     kwargs = {"max_new_tokens": 12, "do_sample": seed is not None, "pad_token_id": 2, "eos_token_id": 2} | kwargs
     kwargs |= {"return_dict_in_generate": True, "output_scores": True, "output_logits": True}
     outputs = []
     for each in (reference, model):
         torch.manual_seed(seed or 0)
-        outputs.append(each.generate(ids, **kwargs))
+        with one_number_a_row() if each is reference else nullcontext():
+            outputs.append(each.generate(ids, **kwargs))
     expected, got = outputs
 
     def gap_in(row: int) -> Gap:
         def gap(index: int) -> float:
             scores = expected.scores[index][row].double()
-            if seed is not None:
-                scores = scores - noise(seed, index, expected.scores[index].shape)[row].double().log()
             a, b = (int(out.sequences[row, ids.shape[1] + index]) for out in outputs)
-            return abs(float(scores[a] - scores[b]))
+            if seed is None:
+                return abs(float(scores[a] - scores[b]))
+            torch.manual_seed(seed)
+            numbers = Numbers()
+            number = [numbers.next(row) for _ in range(index + 1)][-1]
+            total = torch.softmax(scores, dim=-1).cumsum(dim=-1)
+            begin = float(total[b - 1]) if b else 0.0
+            return max(begin - number, number - float(total[b])) * SHARE
 
         return gap
 
@@ -109,12 +121,24 @@ def _unpadded(tokens: list[int], end: int | list[int] | None) -> list[int]:
     return tokens
 
 
-def noise(seed: int, step: int, shape: torch.Size) -> torch.Tensor:
-    """What `torch.multinomial(probabilities, 1)` divides by at `step`, one call a step since `manual_seed(seed)`."""
-    generator = torch.Generator().manual_seed(seed)
-    for _ in range(step):
-        torch.empty(shape).exponential_(1, generator=generator)
-    return torch.empty(shape).exponential_(1, generator=generator)
+@contextmanager
+def one_number_a_row() -> Iterator[None]:
+    """`torch.multinomial` takes one random number for each row, its place in the cumulated probabilities: slowly what
+    `decoding/draw.py` does, so that transformers' own loop can be compared token by token."""
+
+    numbers = Numbers()
+
+    def multinomial(probabilities: torch.Tensor, num_samples: int, **_: Any) -> torch.Tensor:
+        assert num_samples == 1
+        total = probabilities.double().cumsum(dim=-1)
+        drawn = torch.tensor([numbers.next(row) for row in range(len(total))], dtype=torch.float64)
+        return torch.searchsorted(total, (drawn * total[:, -1])[:, None], right=True)
+
+    original, torch.multinomial = torch.multinomial, multinomial  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        torch.multinomial = original
 
 
 def same_beams(reference: Any, model: Any, ids: torch.Tensor, seed: int | None = None, **kwargs: Any) -> Any:

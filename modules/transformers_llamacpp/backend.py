@@ -78,6 +78,11 @@ class Backend(Protocol):
         """
         ...
 
+    def decode_tokens(self, tokens: list[int], positions: list[int], seq_ids: list[int]) -> DecodeStatus:
+        """`decode` of one token for each of several sequences, all of them outputs, with as little as possible around it: after
+        each decode the weights have driven what Python needs out of the processor's cache."""
+        ...
+
     def logits(self, n_outputs: int) -> npt.NDArray[np.float32]:
         """`(n_outputs, n_vocab)` in batch order. A view: valid until the next call of any method."""
         ...

@@ -16,7 +16,7 @@ import numpy.typing as npt
 if TYPE_CHECKING:
     from .sequence import Sequence
 
-__all__ = ["Batch", "Job", "Piece", "plan"]
+__all__ = ["Batch", "Job", "Piece", "one_token", "plan", "tokens_batch"]
 
 
 @dataclass(slots=True)
@@ -69,6 +69,11 @@ class Job:
     layers: npt.NDArray[np.float32] | None = field(default=None, repr=False)
 
 
+def one_token(sequence: Sequence, token: int) -> Job:
+    """A token whose logits are wanted."""
+    return Job(sequence, np.array([token], np.int32), np.ones(1, np.int8))
+
+
 @dataclass(slots=True)
 class Piece:
     """The part `[start, stop)` of `jobs[index]` that goes into one batch."""
@@ -114,6 +119,14 @@ def plan(
             if alone and pieces:
                 break
         yield _batch(jobs, pieces, with_embeds, want_embeddings), pieces
+
+
+def tokens_batch(tokens: list[int], positions: list[int], seq_ids: list[int]) -> Batch:
+    """One token for each of several sequences, all of them outputs."""
+    n = len(tokens)
+    arrays = (np.array(values, np.int32) for values in (tokens, positions, seq_ids))
+    token, position, seq_id = arrays
+    return Batch(token, None, position, seq_id, np.ones(n, np.int8), n)
 
 
 def _batch(jobs: list[Job], pieces: list[Piece], with_embeds: bool, want_embeddings: bool) -> Batch:

@@ -10,9 +10,9 @@ from __future__ import annotations
 import os
 import weakref
 from array import array
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -31,6 +31,8 @@ if TYPE_CHECKING:
     from .modeling import LlamaCppForCausalLM
 
 __all__ = ["LlamaCppCache"]
+
+T = TypeVar("T")
 
 
 class LlamaCppCache(Cache):
@@ -391,6 +393,25 @@ class LlamaCppCache(Cache):
         answer = feed_together(self._engine, [(self._before(feed_), feed_)], usage)[0]
         self._remember(answer.sequences, feed_)
         return answer.logits, answer.hidden
+
+    def step(self, tokens: list[int], usage: Usage, read: Callable[[npt.NDArray[np.float32]], T]) -> T:
+        """Store one more column, a token for every row, in one decode; what `read` makes of the logits `(rows, n_vocab)`.
+        All or nothing. What `read` gets is llama.cpp's own buffer, see `Engine.step`."""
+        self._alive()
+        answer = self._engine.step([row.sequence for row in self._rows], tokens, usage, read)
+        for row in self._rows:
+            if row.mask is not None:
+                row.mask.append(1)
+        self._columns += 1
+        return answer
+
+    def retire(self, kept: list[int]) -> None:
+        """Go on with these rows only, in their order; the others' texts stay candidates for prefix reuse."""
+        self._alive()
+        rows = self._rows
+        gone = [row.sequence for index, row in enumerate(rows) if index not in kept]
+        rows[:] = [rows[index] for index in kept]
+        self._engine.release(gone)
 
     def feed_beside(
         self, feed_: Feed, past_mask: npt.NDArray[np.bool_] | None, usage: Usage, beside: Feed

@@ -5,10 +5,11 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from .bench.plan import CONTENDERS, MODES, Settings
 from .errors import LlamaCppError, ModelLoadError, OptionError
 from .options import Option, options_in
 
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
     from .modeling import LlamaCppForCausalLM
     from .server.limits import ServeOptions
 
-__all__ = ["build_parser", "main"]
+__all__ = ["bench_settings", "build_parser", "main"]
 
 NAME = "transformers-llamacpp"
 KEY_VARIABLE = "TRANSFORMERS_LLAMACPP_API_KEY"
@@ -89,6 +90,7 @@ def build_parser() -> argparse.ArgumentParser:
     )
     _add_options(one, "context", "model")
     one.set_defaults(run=_perplexity)
+    _bench_parser(commands)
     _webui_parsers(commands)
     return parser
 
@@ -128,6 +130,47 @@ def _serve_parser(commands: Any) -> None:
         limits.add_argument(flag, type=int, metavar="N", default=default, help=f"{text} (default %(default)s)")
     _add_options(one, "context", "model")
     one.set_defaults(run=_serve)
+
+
+def _bench_parser(commands: Any) -> None:
+    one = commands.add_parser(
+        "bench",
+        help="how fast, beside llama.cpp itself and others",
+        description="Measure generate() beside a bare llama.cpp loop, llama-cpp-python, transformers' own loop and "
+        "transformers' own GGUF loading in torch: each in a process of its own, one at a time, in turn. Every prompt is "
+        "measured with the fewest rows, and every number of rows with the shortest prompt.",
+    )
+    one.add_argument("file", help="a GGUF file, a folder with one, or a hub repository")
+    usual = Settings()
+    one.add_argument(
+        "--tokens", type=_count(2), default=usual.tokens, metavar="TOKENS", help="new tokens a row (default %(default)s)"
+    )
+    one.add_argument(
+        "--rounds", type=_count(1), default=usual.rounds, metavar="ROUNDS", help="turns of each contender (default %(default)s)"
+    )
+    for name, metavar, text in (("prompts", "TOKENS", "lengths of the prompts"), ("rows", "ROWS", "rows in a batch")):
+        values = getattr(usual, name)
+        one.add_argument(
+            f"--{name}",
+            type=_listed(_count(1)),
+            default=values,
+            metavar=f"{metavar},…",
+            help=f"{text}, with commas between (default {','.join(map(str, values))})",
+        )
+    for name, known in (("modes", MODES), ("contenders", CONTENDERS)):
+        labels = "; ".join(f"{key}: {value.label}" for key, value in known.items() if key != value.label)  # type: ignore[attr-defined]
+        one.add_argument(
+            f"--{name}",
+            type=_listed(_one_of(known)),
+            default=tuple(known),
+            metavar="NAME,…",
+            help=f"some of {', '.join(known)}, with commas between (default: all). {labels}",
+        )
+    one.add_argument(
+        "--threads", type=_count(1), metavar="THREADS", help="threads of every contender (default: one for each physical core)"
+    )
+    one.add_argument("--json", type=Path, metavar="FILE", help="write every round, medians, ratios and the machine there too")
+    one.set_defaults(run=_bench)
 
 
 def _webui_parsers(commands: Any) -> None:
@@ -203,6 +246,36 @@ def _reader(entry: Option) -> Any:
 
     read.__name__ = entry.kind.__name__  # argparse's own message for text that is no number uses it
     return read
+
+
+def _count(least: int) -> Any:
+    def read(text: str) -> int:
+        value = int(text)
+        if value < least:
+            raise argparse.ArgumentTypeError(f"{value} is below its minimum {least}")
+        return value
+
+    read.__name__ = "int"
+    return read
+
+
+def _one_of(known: Mapping[str, Any]) -> Any:
+    def read(text: str) -> str:
+        if text not in known:
+            raise argparse.ArgumentTypeError(f"{text!r} is not one of {', '.join(known)}")
+        return text
+
+    return read
+
+
+def _listed(read: Any) -> Any:
+    """Several values with commas between, each only once."""
+
+    def read_all(text: str) -> tuple[Any, ...]:
+        return tuple(dict.fromkeys(read(part.strip()) for part in text.split(",")))
+
+    read_all.__name__ = "list"
+    return read_all
 
 
 def _given(arguments: argparse.Namespace, *groups: str) -> dict[str, Any]:
@@ -306,6 +379,29 @@ def _perplexity(arguments: argparse.Namespace) -> int:
     with _load(arguments.file, arguments) as model:
         value, tokens = perplexity(model, text, arguments.window)
     print(f"perplexity {value:.4f} over {tokens} tokens (windows of {arguments.window})")
+    return 0
+
+
+def bench_settings(arguments: argparse.Namespace) -> Settings:
+    """What the parsed arguments of `bench` ask for."""
+    names = ("tokens", "rounds", "modes", "prompts", "rows", "contenders", "threads")
+    return Settings(**{name: getattr(arguments, name) for name in names})
+
+
+def _bench(arguments: argparse.Namespace) -> int:
+    from .bench.measure import measure
+    from .bench.report import as_json, check_writable, write_json
+    from .bench.table import Progress, table
+    from .files import resolve_gguf
+
+    file = resolve_gguf(arguments.file)
+    if arguments.json is not None:
+        check_writable(arguments.json)
+    with Progress() as say:
+        measured = measure(file, bench_settings(arguments), say)
+    print(table(measured))
+    if arguments.json is not None:
+        write_json(arguments.json, as_json(measured))
     return 0
 
 

@@ -14,9 +14,13 @@ from typing import Any
 
 import torch
 import transformers
+import transformers.generation.utils
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
-__all__ = ["CACHE_NAME", "cache_of", "can_crop", "crop_length", "model_output", "register", "take_cache", "with_cache"]
+__all__ = [
+    "CACHE_NAME", "CRITERIA_COME_FIRST", "cache_of", "can_crop", "crop_length", "model_output", "register", "take_cache",
+    "with_cache",
+]  # fmt: skip
 
 VERSION = tuple(int(part) for part in transformers.__version__.split(".")[:2])
 
@@ -24,6 +28,9 @@ CACHE_NAME = (
     "cache" if "cache" in {field.name for field in dataclasses.fields(CausalLMOutputWithPast)} else "past_key_values"
 )
 """What this release calls a cache in `forward`, `generate` and in outputs."""
+
+CRITERIA_COME_FIRST = hasattr(transformers.generation.utils, "StopCheck")
+"""Whether transformers' own loop asks the stopping criteria before it hands a token to the streamer, or after."""
 
 CACHE_NAMES = ("cache", "past_key_values")
 

@@ -7,16 +7,16 @@ from __future__ import annotations
 
 import logging
 from array import array
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 from .backend import Backend
-from .batch import Job
+from .batch import Job, one_token
 from .errors import (
     ClosedError,
     ContextOverflowError,
@@ -25,7 +25,7 @@ from .errors import (
     ModelLoadError,
     UnsupportedFeatureError,
 )
-from .evaluation import Evaluation, Progress, Usage, Wanted
+from .evaluation import Evaluation, Progress, Usage, Wanted, plain_step
 from .guarded_lock import GuardedLock
 from .pool import SequencePool
 from .recall import Recall
@@ -38,6 +38,8 @@ if TYPE_CHECKING:
     from .state_folder import StateFolder
 
 logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 __all__ = ["Engine", "Held", "Progress", "Usage", "Wanted"]
 
@@ -242,6 +244,29 @@ class Engine:
                 self.pool.room.trim()
             for job, run in zip(jobs, runs, strict=True):
                 job.logits, job.embeddings, job.layers = run.logits, run.embeddings, run.layers
+
+    def step(
+        self, sequences: list[Sequence], tokens: list[int], usage: Usage, read: Callable[[npt.NDArray[np.float32]], T]
+    ) -> T:
+        """Store one more token in each of the sequences, in one decode, and answer what `read` makes of the logits
+        `(len(sequences), n_vocab)`. All or nothing, as `evaluate`, whose errors it raises.
+
+        `read` may write into what it is given: it is llama.cpp's own buffer, which the next decode overwrites. So `read` is
+        called under the engine's lock, and must keep no view of it.
+        """
+        with self.lock:
+            self._ready()
+            before = [len(sequence.tokens) for sequence in sequences]
+            try:
+                if plain_step(self.pool, sequences, tokens, usage):
+                    return read(self.backend.logits(len(tokens)))
+                jobs = [one_token(*each) for each in zip(sequences, tokens, strict=True)]
+                self.evaluate(jobs, usage)
+                return read(np.concatenate([job.logits for job in jobs if job.logits is not None]))
+            except BaseException:
+                if not self.closed:
+                    self._roll_back([one_token(*each) for each in zip(sequences, tokens, strict=True)], before, {})
+                raise
 
     def no_layers(self) -> UnsupportedFeatureError | None:
         """Why `evaluate` cannot give layers of this model; `None` where it can."""

@@ -18,10 +18,12 @@ from .pool import SequencePool
 from .reuse import Reuse
 from .sequence import EMBEDDED, Move, Sequence
 
-__all__ = ["Evaluation", "Progress", "Usage", "Wanted"]
+__all__ = ["Evaluation", "Progress", "Usage", "Wanted", "plain_step"]
 
 CHECKPOINT_EVERY = 256
 """Tokens of a prompt between two checkpoints of a memory that cannot be rewound."""
+
+ABORTED = "llama_decode was aborted by the abort callback"
 
 Progress = Callable[[int, int], object]
 """`progress(evaluated, total)` after every decode of a prompt; an answer that is `False` cancels the call."""
@@ -117,7 +119,7 @@ class Evaluation:
                 if not self.pool.room.make_room(self.busy):
                     raise self._full(batch.n_tokens)
             if status is DecodeStatus.ABORTED:
-                raise DecodeError("llama_decode was aborted by the abort callback", 2)
+                raise DecodeError(ABORTED, 2)
             self.usage.decode_calls += 1
             self.usage.evaluated_tokens += batch.n_tokens
             self.done += batch.n_tokens
@@ -163,6 +165,32 @@ class Evaluation:
             _copy(backend.embeddings(n), pieces, [answer.hidden for answer in answers])
         if self.wanted.layers:
             _copy(backend.layers(n), pieces, [answer.layers for answer in answers])
+
+
+def plain_step(pool: SequencePool, sequences: list[Sequence], tokens: list[int], usage: Usage) -> bool:
+    """One decode of a token for each of them, where that is all there is to do. False: something has to be brought back, to
+    slide, to be refused or to make room; nothing was stored."""
+    backend, n_ctx = pool.backend, pool.keeping.n_ctx
+    limits = backend.limits
+    if not 0 < len(tokens) <= min(limits.n_batch, limits.n_outputs) or backend.records_layers:
+        return False
+    positions, seq_ids = [], []
+    for sequence, token in zip(sequences, tokens, strict=True):
+        position = len(sequence)
+        if sequence.seq_id is None or sequence.closed or position >= n_ctx or not 0 <= token < limits.n_vocab:
+            return False
+        positions.append(position)
+        seq_ids.append(sequence.seq_id)
+    status = backend.decode_tokens(tokens, positions, seq_ids)
+    if status is DecodeStatus.NO_SLOT:
+        return False
+    if status is DecodeStatus.ABORTED:
+        raise DecodeError(ABORTED, 2)
+    for sequence, token in zip(sequences, tokens, strict=True):
+        sequence.append_one(token)
+    usage.decode_calls += 1
+    usage.evaluated_tokens += len(tokens)
+    return True
 
 
 @dataclass(slots=True)

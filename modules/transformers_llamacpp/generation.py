@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import inspect
 import logging
+from collections.abc import Iterator
+from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -19,15 +22,17 @@ from transformers import (
 from . import compat
 from .cache import LlamaCppCache
 from .decoding import Guidance, GuidanceProcessor, check_scale, contrastive, method_for
+from .decoding.loop import covers, token_by_token
+from .decoding.numbers import Numbers, check_seeds
+from .decoding.observer import LogitsObserver
 from .decoding.room import CellsFull, Room, Sharing, Texts, cells_of, read_texts
-from .decoding.seeded import LogitsObserver, SeededDraw, check_seeds
-from .errors import ContextOverflowError, InvalidInputError
+from .errors import ContextOverflowError, InvalidInputError, UnsupportedFeatureError
 from .request import GenerateStats, Request, current_request
 
 if TYPE_CHECKING:
     from .native import NativeModel
 
-__all__ = ["LlamaCppGenerationMixin", "default_generation_config"]
+__all__ = ["LlamaCppGenerationMixin", "default_generation_config", "plain_loop"]
 
 logger = logging.getLogger(__name__)
 
@@ -67,6 +72,19 @@ def default_generation_config(native: NativeModel) -> GenerationConfig:
     )
 
 
+_plain: ContextVar[bool] = ContextVar("transformers_llamacpp_plain_loop", default=False)
+
+
+@contextlib.contextmanager
+def plain_loop() -> Iterator[None]:
+    """Inside, `generate()` runs transformers' own loop and processors: to compare with."""
+    token = _plain.set(True)
+    try:
+        yield
+    finally:
+        _plain.reset(token)
+
+
 class LlamaCppGenerationMixin:
     """Goes before `GenerationMixin`. `generate()` takes everything transformers' does, and `prompt_progress=`."""
 
@@ -77,13 +95,12 @@ class LlamaCppGenerationMixin:
         prompt_progress: `callable(evaluated, total)`, called after every decode of the prompt with the tokens evaluated so
             far and to be evaluated in all (reused ones are not counted). Returning `False` stops the call with
             `GenerationCancelled`; what was evaluated is kept for the next call with this prompt.
+        seeds: a number from 0 to 2**64 - 1, or one for each row of the answer (return sequences counted). What is sampled then
+            depends on its row's seed alone, not on torch's random numbers, which all threads share: the same seed draws the
+            same tokens again, alone or in a batch, with drafts or without. Not for beams that sample.
         cache, past_key_values: a `LlamaCppCache`, under either name on every release. The input may be the whole history
             (what differs from the cache is evaluated, nothing else), or only the new tokens together with an
             `attention_mask` of the whole length.
-
-        seeds: a number from 0 to 2**64 - 1, or one for each row of the answer (return sequences counted). What is sampled then
-            depends on its row's seed alone, not on torch's generator, which all threads share: the same seed draws the same
-            tokens again, alone or in a batch, with drafts or without.
         observe_logits: `callable(input_ids, logits)`, shown the model's logits `(rows, n_vocab)` of every step before any
             processor changes them; valid during the call only. `input_ids` `(rows, length)` is what they follow.
 
@@ -111,12 +128,10 @@ class LlamaCppGenerationMixin:
         if len(args) > len(named) or named.keys() & kwargs.keys():
             raise TypeError(f"generate() got too many arguments, or one twice: {len(args) + 2} by place, {[*kwargs]}")
         kwargs |= named
-        request = Request(
-            prompt_progress=kwargs.pop("prompt_progress", None),
-            tokenizer=kwargs.get("tokenizer"),
-            seeds=kwargs.pop("seeds", None),
-            observe_logits=kwargs.pop("observe_logits", None),
-        )
+        request = Request(prompt_progress=kwargs.pop("prompt_progress", None), tokenizer=kwargs.get("tokenizer"))
+        request.observe_logits = kwargs.pop("observe_logits", None)
+        seeds = kwargs.pop("seeds", None)
+        request.numbers = Numbers(None if seeds is None else check_seeds(seeds))
         token = current_request.set(request)
         output = cache = None
         running = contextlib.ExitStack()
@@ -317,6 +332,11 @@ class LlamaCppGenerationMixin:
         kwargs["generation_config"] = generation_config
         processors = super()._get_logits_processor(*args, **kwargs)  # type: ignore[misc]
         request = current_request.get()
+        if request is not None and request.numbers.seeded and generation_config.do_sample and generation_config.num_beams > 1:
+            raise UnsupportedFeatureError(
+                "beams that sample draw from all beams at once, so that no row's seed decides: leave out seeds, or do_sample",
+                "seeds",
+            )
         if request is None:
             return processors
         given = kwargs.get("logits_processor") or ()
@@ -329,11 +349,28 @@ class LlamaCppGenerationMixin:
                 break
         if request.observe_logits is not None:
             processors.insert(0, LogitsObserver(request.observe_logits))
-        if request.seeds is not None:
-            seeds = check_seeds(request.seeds, generation_config)
-            if generation_config.do_sample:
-                processors.append(SeededDraw(seeds, kwargs.get("input_ids_seq_length") or 0))
         return processors
+
+    def _sample(
+        self,
+        input_ids: Any,
+        logits_processor: Any,
+        stopping_criteria: Any,
+        generation_config: Any,
+        synced_gpus: bool = False,
+        streamer: Any = None,
+        **model_kwargs: Any,
+    ) -> Any:
+        """transformers' greedy search and sampling, by our own loop where that can be."""
+        loop = super()._sample  # type: ignore[misc]
+        if not _plain.get() and not synced_gpus and covers(input_ids):
+            loop = functools.partial(token_by_token, self)
+        else:
+            model_kwargs["synced_gpus"] = synced_gpus
+        return loop(
+            input_ids, logits_processor=logits_processor, stopping_criteria=stopping_criteria,
+            generation_config=generation_config, streamer=streamer, **model_kwargs,
+        )  # fmt: skip
 
     def _get_stopping_criteria(self, *args: Any, tokenizer: Any = None, **kwargs: Any) -> Any:
         request = current_request.get()

@@ -31,6 +31,14 @@ __all__ = ["LlamaCppForCausalLM"]
 IGNORED = frozenset({"cache_position", "return_dict", "synced_gpus", "is_first_iteration", "next_sequence_length"})
 """What transformers' loops may hand on to `forward` and what changes nothing here."""
 
+STEPS = ("forward", "prepare_inputs_for_generation", "_update_model_kwargs_for_generation", "__call__", "_call_impl")
+"""What transformers' loops call in every step, and our own loop does not."""
+
+GLOBAL_HOOKS = tuple(
+    getattr(torch.nn.modules.module, name) for name in ("_global_forward_hooks", "_global_forward_pre_hooks")
+)
+"""torch's hooks for all modules; dictionaries that it changes in place."""
+
 FROM_PRETRAINED_IGNORED = frozenset({"device_map", "torch_dtype", "dtype", "low_cpu_mem_usage", "trust_remote_code",
                                      "_from_auto", "_commit_hash", "adapter_kwargs", "attn_implementation"})  # fmt: skip
 """Arguments of `from_pretrained` that say where and how torch keeps weights; here `n_gpu_layers` and the file do."""
@@ -189,6 +197,15 @@ class LlamaCppForCausalLM(LlamaCppGenerationMixin, PreTrainedModel, GenerationMi
 
     def get_output_embeddings(self) -> Any:
         return None
+
+    def has_changed_steps(self) -> bool:
+        """Whether somebody put something between the steps of a generation loop and the engine: a subclass or an instance
+        with a forward pass of its own, or a hook of torch."""
+        own = LlamaCppForCausalLM
+        if any(getattr(type(self), name) is not getattr(own, name) or name in vars(self) for name in STEPS):
+            return True
+        hooks = (self._forward_hooks, self._forward_pre_hooks, *GLOBAL_HOOKS)
+        return any(hooks)
 
     def can_generate(self) -> bool:  # type: ignore[override]
         return True

@@ -67,6 +67,8 @@ class Request:
     """Nothing of earlier calls may be reused: the rows fit into the cells only where they share what they begin with."""
     cells_full: Any = None
     """The criterion that ends a beam search when the KV cells are full (`decoding/room.py`), where they may get full."""
+    numbers: Any = None
+    """The random numbers that sampling draws with (`decoding/numbers.py`)."""
     n_batch: int | None = None
     input_length: int = 0
     caches: list[Any] = field(default_factory=list)
@@ -76,8 +78,6 @@ class Request:
     """The caller's, for what transformers hands no tokenizer to when the decoding function is ours."""
     hidden_known: list[int] | None = None
     """For each row, the leading tokens of the prompt whose hidden states need no evaluation."""
-    seeds: Any = None
-    """What decides the draws of the rows (`decoding/seeded.py`), where the caller gave any."""
     observe_logits: Any = None
     """Shown the model's logits of every step."""
     guidance: Any = None

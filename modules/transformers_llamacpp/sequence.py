@@ -96,6 +96,11 @@ class Sequence:
         self.tokens.frombytes(np.ascontiguousarray(tokens).tobytes())
         self._pool.changed(self)
 
+    def append_one(self, token: int) -> None:
+        """The same for a single one."""
+        self.tokens.append(token)
+        self._pool.changed(self)
+
     def become(self, tokens: array[int], dropped: int = 0) -> None:
         """It means `tokens` now."""
         self.tokens, self.dropped = tokens, dropped

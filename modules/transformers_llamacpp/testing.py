@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from .backend import DecodeStatus, Limits
-from .batch import Batch
+from .batch import Batch, tokens_batch
 from .errors import DecodeError, ModelLoadError, StateError
 
 __all__ = ["FakeBackend", "fake_logits", "fake_token"]
@@ -126,6 +126,9 @@ class FakeBackend:
             self.decodes += 1
             self.decoded_tokens += batch.n_tokens
         return DecodeStatus(status)
+
+    def decode_tokens(self, tokens: list[int], positions: list[int], seq_ids: list[int]) -> DecodeStatus:
+        return self.decode(tokens_batch(tokens, positions, seq_ids))
 
     def logits(self, n_outputs: int) -> npt.NDArray[np.float32]:
         assert n_outputs == self._n_rows, f"{n_outputs} rows asked for, {self._n_rows} computed"

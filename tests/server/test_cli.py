@@ -22,7 +22,7 @@ from transformers_llamacpp.perplexity import perplexity, windows
 
 pytestmark = pytest.mark.once
 
-COMMANDS = ("serve", "generate", "chat", "info", "perplexity", "webui-install", "webui-run")
+COMMANDS = ("serve", "generate", "chat", "info", "perplexity", "bench", "webui-install", "webui-run")
 PROGRAM = [sys.executable, "-m", "transformers_llamacpp"]
 
 
@@ -36,7 +36,7 @@ def help_of(command: str, capsys: Any) -> str:
 @pytest.mark.parametrize("command", COMMANDS)
 def test_help(command: str, capsys: Any) -> None:
     text = help_of(command, capsys)
-    groups = () if command in ("info", "webui-install", "webui-run") else ("context", "model")
+    groups = () if command in ("info", "bench", "webui-install", "webui-run") else ("context", "model")
     for entry in (entry for group in groups for entry in options_in(group)):
         assert "--" + entry.name.replace("_", "-") in text
         assert " ".join(entry.help.split()) in text

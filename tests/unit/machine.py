@@ -116,7 +116,11 @@ class Machine(RuleBasedStateMachine):
         before = self.usage.evaluated_tokens
         self.attempt([row for _, row in rows], new)
         try:
-            self.engine.evaluate(jobs, self.usage, Wanted(prompt=prompt))
+            plain = all(len(done.tokens) == 1 and done.embeds is None and done.outputs[0] for done in jobs)
+            if jobs and plain and not prompt:
+                self.step(jobs)
+            else:
+                self.engine.evaluate(jobs, self.usage, Wanted(prompt=prompt))
         except (CacheFullError, UnsupportedFeatureError) as error:
             self.excuse(error, [row for _, row in rows], new)
             self.drop_closed(rows)
@@ -126,6 +130,14 @@ class Machine(RuleBasedStateMachine):
         for (_, row), tokens, done in zip(rows, new, jobs, strict=True):
             self.naive.append(row, tokens)
             self.compare(row.text, done)
+
+    def step(self, jobs: list[Job]) -> None:
+        """A token each, as the decoding loop takes it."""
+        logits = self.engine.step(
+            [done.sequence for done in jobs], [int(done.tokens[0]) for done in jobs], self.usage, np.copy
+        )
+        for done, row in zip(jobs, logits, strict=True):
+            done.logits = row[None]
 
     def compare(self, text: list[int], done: Job) -> None:
         start = len(text) - len(done.tokens)

@@ -14,6 +14,7 @@ from transformers_llamacpp.decoding.drafting.assistant import AssistantDrafter
 from transformers_llamacpp.decoding.drafting.combined import Drafters, PacedDrafter, Schedule
 from transformers_llamacpp.decoding.drafting.draft import Draft
 from transformers_llamacpp.decoding.drafting.sampler import DraftSampler, usable_processors
+from transformers_llamacpp.decoding.numbers import Numbers
 from transformers_llamacpp.decoding.text import GrowingText
 
 
@@ -121,7 +122,7 @@ class Counter:
 
 
 def drafter(threshold: float = 0.4, ends: Sequence[int] = (), keep: bool = False, n_vocab: int = 10) -> AssistantDrafter:
-    return AssistantDrafter(Counter(), DraftSampler(n_vocab, [], False, keep), threshold, ends)
+    return AssistantDrafter(Counter(), DraftSampler(n_vocab, [], False, keep, Numbers()), threshold, ends)
 
 
 def test_a_draft_ends_at_the_limit_at_an_end_token_and_after_the_first_doubt() -> None:
@@ -166,7 +167,7 @@ def test_only_processors_that_remember_nothing_run_on_drafts() -> None:
 
     warm, penalty = TemperatureLogitsWarper(0.5), RepetitionPenaltyLogitsProcessor(5.0)
     assert usable_processors([warm, Mine(), Warper(0.1), penalty]) == [warm, penalty]
-    sampler = DraftSampler(4, [penalty], False, False)
+    sampler = DraftSampler(4, [penalty], False, False, Numbers())
     logits = torch.tensor([1.0, 0.9, 0.0, 0.0])
     assert sampler.pick([2], logits)[0] == 0
     assert sampler.pick([0], logits)[0] == 1

@@ -8,6 +8,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+import numpy as np
 import pytest
 
 import transformers_llamacpp
@@ -63,6 +64,7 @@ def chat(engine: Engine, seed: int) -> None:
         engine.truncate(fork, draw.randint(0, len(fork.tokens)))
         if fork.tokens:
             engine.evaluate([job(fork, [4])], Usage())
+            engine.step([fork, sequence], [4, 5], Usage(), np.copy)
         engine.discard([fork])
         engine.release([sequence])
 

@@ -33,13 +33,13 @@ LAYERS = (
     | {"tokenizer_vocabulary", "token_rows", "token_spans", "chat_template"},
     {"memory_options"},
     {"modeling"},
-    {"server", "webui", "cli", "terminal", "perplexity", "__main__"},
+    {"server", "webui", "bench", "cli", "terminal", "perplexity", "__main__"},
 )
 """Imports point to the same layer or to one above in this list; within a layer they form no circle."""
 
 ONLY_IN = {
-    "llama_cpp": ("native",),
-    "ctypes": ("native",),
+    "llama_cpp": ("native", "bench"),  # what is compared with: the bare loop, and the binding's own
+    "ctypes": ("native", "bench"),
     "fastapi": ("server",),
     "starlette": ("server",),
     "uvicorn": ("server",),

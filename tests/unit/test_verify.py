@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from transformers_llamacpp.decoding.drafting.draft import EMPTY, Draft
+from transformers_llamacpp.decoding.numbers import Numbers
 from transformers_llamacpp.decoding.verify import Chooser
 
 pytestmark = pytest.mark.once
@@ -26,7 +27,7 @@ DRAFTS = {
 
 
 def chooser(**config: object) -> Chooser:
-    return Chooser(SimpleNamespace(**({"do_sample": True} | config)))
+    return Chooser(SimpleNamespace(**({"do_sample": True} | config)), Numbers())
 
 
 def count(choose: Chooser, q: torch.Tensor, certain: bool = False) -> tuple[torch.Tensor, float]:

@@ -22,9 +22,10 @@ from .. import compat
 from ..errors import LlamaCppError
 from ..hidden import at_column
 from ..sequence import EMBEDDED
-from .common import Rows, Trace, cache_survives, first_step, request_of_call
+from .common import Trace, cache_survives, first_step, request_of_call
 from .drafting.combined import Drafters
 from .drafting.draft import EMPTY, Draft
+from .ending import Rows
 from .text import GrowingText
 from .verify import Chooser
 
@@ -47,7 +48,7 @@ def assisted_decoding(
     `make_drafters(generation_config, logits_processor, keep_probabilities)`.
     """
     request, cache = request_of_call(), model_kwargs[compat.CACHE_NAME]
-    chooser = Chooser(generation_config)
+    chooser = Chooser(generation_config, request.numbers)
     trace, rows, text = Trace(generation_config), Rows(1, generation_config, stopping_criteria), GrowingText(input_ids)
     drafters = make_drafters(generation_config, logits_processor, chooser.needs_probabilities)
     ends = generation_config._eos_token_tensor

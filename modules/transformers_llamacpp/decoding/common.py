@@ -1,4 +1,4 @@
-"""What the loops share: which rows go on, what a call collects on its way, and a step of the model."""
+"""What the loops share: what a call collects on its way, and a step of the model."""
 
 from __future__ import annotations
 
@@ -11,36 +11,9 @@ from .. import compat
 from ..engine import Usage
 from ..errors import InvalidInputError
 from ..request import Request, current_request
+from .numbers import Numbers
 
-__all__ = ["Rows", "Trace", "cache_survives", "first_step", "next_step", "no_streamer", "request_of_call", "step_done"]
-
-
-class Rows:
-    """Which rows of a batch are still being written.
-
-    A row ends when a stopping criterion says so. Where one of the criteria looks at end tokens, a row that ended gets
-    padding from then on; otherwise it goes on until all have ended, as in transformers.
-    """
-
-    def __init__(self, n_rows: int, config: Any, criteria: Any) -> None:
-        self.unfinished = torch.ones(n_rows, dtype=torch.bool)
-        self._criteria = criteria
-        self._pad = config._pad_token_tensor
-        self._pads = any(hasattr(criterion, "eos_token_id") for criterion in criteria)
-
-    @property
-    def padded(self) -> list[bool]:
-        """The rows whose next token is padding, whatever the model says."""
-        return [self._pads and not going_on for going_on in self.unfinished.tolist()]
-
-    @property
-    def pad(self) -> int:
-        return int(self._pad)
-
-    def ended(self, input_ids: torch.Tensor, scores: Any) -> bool:
-        """After a token for every row: have all rows ended? `input_ids` is `(rows, length)`."""
-        self.unfinished &= ~self._criteria(input_ids, scores).cpu().bool()
-        return not bool(self.unfinished.any())
+__all__ = ["Trace", "cache_survives", "first_step", "next_step", "no_streamer", "request_of_call", "step_done"]
 
 
 class Trace:
@@ -86,7 +59,7 @@ class Trace:
 
 def request_of_call() -> Request:
     """The request of the `generate()` call that runs here; one of its own for a loop that was called directly."""
-    return current_request.get() or Request(usage=Usage())
+    return current_request.get() or Request(usage=Usage(), numbers=Numbers())
 
 
 def cache_survives(cache: Any, config: Any) -> bool:
@@ -102,9 +75,11 @@ def no_streamer(method: str, kwargs: dict[str, Any]) -> None:
         )
 
 
-def first_step(model: Any, input_ids: torch.Tensor, config: Any, model_kwargs: dict[str, Any]) -> Any:
+def first_step(
+    model: Any, input_ids: torch.Tensor, config: Any, model_kwargs: dict[str, Any], is_first_iteration: bool = True
+) -> Any:
     """The forward pass over the prompt: what the cache does not hold yet, as every release works it out."""
-    return model._prefill(input_ids, config, model_kwargs)
+    return model._prefill(input_ids, config, model_kwargs, is_first_iteration=is_first_iteration)
 
 
 def next_step(model: Any, input_ids: torch.Tensor, model_kwargs: dict[str, Any]) -> Any:

@@ -33,7 +33,8 @@ from ..hidden import LastHiddenState
 from ..rows import Feed, feed
 from ..sequence import EMBEDDED
 from .candidates import Candidates
-from .common import Rows, Trace, cache_survives, first_step, request_of_call
+from .common import Trace, cache_survives, first_step, request_of_call
+from .ending import Rows
 from .history import HiddenHistory
 
 __all__ = ["check", "contrastive_search", "wants"]

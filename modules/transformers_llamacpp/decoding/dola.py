@@ -30,7 +30,9 @@ from ..errors import InvalidInputError
 from ..output_head import OutputHead
 from ..request import Request, current_request
 from . import constrained, contrastive
-from .common import Rows, Trace, first_step, next_step, request_of_call, step_done
+from .common import Trace, first_step, next_step, request_of_call, step_done
+from .draw import draw_dense
+from .ending import Rows
 
 __all__ = ["candidate_layers", "check", "contrast", "dola_decoding", "wants"]
 
@@ -115,7 +117,8 @@ def dola_decoding(
     """The loop. `input_ids` is `(rows, length)`; returns what transformers' loops return."""
     head = model.native.output_head()
     layers = candidate_layers(generation_config.dola_layers, model.config.num_hidden_layers, head.tied)
-    forward = _Forward(request_of_call(), layers, head)
+    request = request_of_call()
+    forward = _Forward(request, layers, head)
     rows, trace = Rows(input_ids.shape[0], generation_config, stopping_criteria), Trace(generation_config)
     outputs, early = forward(lambda: first_step(model, input_ids, generation_config, model_kwargs), model_kwargs)
     while True:
@@ -125,7 +128,12 @@ def dola_decoding(
         scores = logits_processor(input_ids, logits)
         trace.add(scores, final, outputs.hidden_states)
         if generation_config.do_sample:
-            chosen = torch.multinomial(torch.softmax(scores, dim=-1), num_samples=1)[:, 0]
+            weights = torch.softmax(scores, dim=-1)
+            if request.numbers.seeded:
+                drawn = [draw_dense(row, request.numbers.next(at)) for at, row in enumerate(weights.cpu().numpy())]
+                chosen = torch.tensor(drawn, device=scores.device)
+            else:
+                chosen = torch.multinomial(weights, num_samples=1)[:, 0]
         else:
             chosen = scores.argmax(dim=-1)
         chosen = chosen.masked_fill(torch.tensor(rows.padded, device=chosen.device), rows.pad)

@@ -11,6 +11,7 @@ from typing import Any
 from ..engine import Engine
 from ..errors import ClosedError, InvalidInputError, UnsupportedFeatureError
 from .assisted import assisted_decoding
+from .common import request_of_call
 from .drafting.assistant import AssistantDrafter, LlamaCppReader, Reader
 from .drafting.combined import Drafters, PacedDrafter, Schedule
 from .drafting.lookup import PromptLookup
@@ -154,12 +155,16 @@ class Speculation:
         name, tokens, threshold = self._settings()
         schedule = Schedule(_grown.get(assistant, tokens) if name == "heuristic" else tokens, name)
         reader: Reader = LlamaCppReader(assistant) if _is_llama_cpp(assistant) else TorchReader(assistant)
+        numbers = request_of_call().numbers
         if direct:
             ends = config._eos_token_tensor
-            sampler = DraftSampler(self.model.config.vocab_size, usable_processors(processors), bool(config.do_sample), keep)
+            usable, n_vocab = usable_processors(processors), self.model.config.vocab_size
+            # a seed decides the text alone: guesses that took numbers of it would change what is drawn next
+            draws = bool(config.do_sample) and not numbers.seeded
+            sampler = DraftSampler(n_vocab, usable, draws, keep, numbers)
             drafter: Any = AssistantDrafter(reader, sampler, threshold, [] if ends is None else ends.tolist())
         else:
-            sampler = DraftSampler(assistant.config.get_text_config().vocab_size, [], False, False)
+            sampler = DraftSampler(assistant.config.get_text_config().vocab_size, [], False, False, numbers)
             ends = assistant.generation_config.eos_token_id
             inner = AssistantDrafter(reader, sampler, threshold, ends if isinstance(ends, list) else [ends])
             drafter = TranslatedDrafter(inner, Translator(self.tokenizer, self.assistant_tokenizer))

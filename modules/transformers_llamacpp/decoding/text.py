@@ -1,4 +1,4 @@
-"""One text that grows token by token."""
+"""Texts that grow token by token."""
 
 from __future__ import annotations
 
@@ -10,12 +10,11 @@ ROOM = 256
 
 
 class GrowingText:
-    """`ids` is the text so far, int64 `(1, length)`: a view that costs nothing and stays valid when tokens are appended."""
+    """`ids` are the texts so far, `(rows, length)`: a view that costs nothing and stays valid when tokens are appended."""
 
     def __init__(self, ids: torch.Tensor) -> None:
         self._length = ids.shape[1]
-        self._buffer = torch.empty((1, self._length + ROOM), dtype=ids.dtype, device=ids.device)
-        self._buffer[:, : self._length] = ids
+        self._take(ids, self._length + ROOM)
 
     def __len__(self) -> int:
         return self._length
@@ -24,10 +23,28 @@ class GrowingText:
     def ids(self) -> torch.Tensor:
         return self._buffer[:, : self._length]
 
-    def append(self, token: int) -> None:
+    def view(self) -> torch.Tensor:
+        """`ids`, for those who are to ask only when they look at it."""
+        return self.ids
+
+    @property
+    def newest(self) -> torch.Tensor:
+        """The last token of every row, `(rows,)`, not to be kept: a view."""
+        return self._buffer[:, self._length - 1]
+
+    def append(self, *tokens: int) -> None:
+        """One token for each row."""
         if self._length == self._buffer.shape[1]:
-            larger = torch.empty((1, 2 * self._length), dtype=self._buffer.dtype, device=self._buffer.device)
-            larger[:, : self._length] = self._buffer
-            self._buffer = larger
-        self._buffer[0, self._length] = token
+            self._take(self._buffer, 2 * self._length)
+        if self._array is None:
+            self._buffer[:, self._length] = torch.tensor(tokens, dtype=self._buffer.dtype)
+        else:
+            for row, token in enumerate(tokens):
+                self._array[row, self._length] = token
         self._length += 1
+
+    def _take(self, ids: torch.Tensor, room: int) -> None:
+        self._buffer = torch.empty((len(ids), room), dtype=ids.dtype, device=ids.device)
+        self._buffer[:, : ids.shape[1]] = ids
+        # the same memory: writing a number through torch costs as much as the rest of a step
+        self._array = self._buffer.numpy() if ids.device.type == "cpu" else None

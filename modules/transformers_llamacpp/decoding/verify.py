@@ -7,6 +7,8 @@ from typing import Any
 import torch
 
 from .drafting.draft import Draft
+from .draw import draw_dense
+from .numbers import Numbers
 
 __all__ = ["Chooser"]
 
@@ -22,14 +24,15 @@ class Chooser:
     `weight * p + (1 - weight) * q` instead of `p`: more is accepted, and the result leans towards the assistant.
     """
 
-    def __init__(self, config: Any) -> None:
+    def __init__(self, config: Any, numbers: Numbers) -> None:
+        self._numbers = numbers
         self._do_sample = bool(config.do_sample)
         self._weight: float | None = getattr(config, "assistant_ensemble_weight", None)
 
     @property
     def needs_probabilities(self) -> bool:
         """Whether drafts should bring the distributions they were made from."""
-        return self._do_sample or self._weight is not None
+        return (self._do_sample and not self._numbers.seeded) or self._weight is not None
 
     def choose(self, scores: torch.Tensor, draft: Draft, place: int) -> tuple[int, bool]:
         """The token after `draft.tokens[:place]`, given its processed scores `(1, n_vocab)`; whether it is the drafted one."""
@@ -41,15 +44,15 @@ class Chooser:
             token = int(scores.argmax())
             return token, token == drafted
         p = torch.softmax(scores, dim=-1)
-        if q is None:
-            token = int(torch.multinomial(p, 1))
+        if q is None or self._numbers.seeded:  # drafts come and go with the time they take: a seed must not depend on them
+            token = draw_dense(p[0].cpu().numpy(), self._numbers.next(0))
             return token, token == drafted
         ratio = p[0, drafted] / q[drafted]
         if self._weight is not None:
             ratio = 1 - self._weight + self._weight * ratio
-        if float(torch.rand((), device=scores.device)) <= float(ratio):
+        if self._numbers.next(0) <= float(ratio):
             return drafted, True
         surplus = torch.clamp(p - q, min=0)
         if float(surplus.sum()) <= torch.finfo(surplus.dtype).tiny:
             surplus = p  # p and q are equal but for rounding
-        return int(torch.multinomial(surplus, 1)), False
+        return draw_dense(surplus[0].cpu().numpy(), self._numbers.next(0)), False

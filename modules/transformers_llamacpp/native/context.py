@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..backend import DecodeStatus, Limits
-from ..batch import Batch
+from ..batch import Batch, tokens_batch
 from ..errors import ClosedError, DecodeError, ModelLoadError, OptionError, StateError, UnsupportedFeatureError
 from .graph import no_layers
 from .layers import LayerRecorder
@@ -170,7 +170,11 @@ class NativeBackend:
         # a pointer of its own: what `batch.token` answers is a view of the struct, and turns NULL when that field does
         self._token_pointer = ctypes.cast(self._token.ctypes.data, fields["token"])
         self._embd_type = fields["embd"]
+        self._embeds_last = False
         self._batch = batch
+        self._views = tuple(memoryview(array) for array in (self._token, self._pos, self._seq, self._out))  # type: ignore[arg-type]
+        self._most_rows = min(size, self._limits.n_outputs)
+        self._seen = 0, np.empty((0, 0), np.float32)
 
     def close(self) -> None:
         if self._context is not None:
@@ -210,10 +214,11 @@ class NativeBackend:
         native.n_tokens = n
         if batch.tokens is not None:
             self._token[:n] = batch.tokens
-            native.token, native.embd = self._token_pointer, None
+            native.token, native.embd, self._embeds_last = self._token_pointer, None, False
         else:
             assert batch.embeds is not None
             native.token, native.embd = None, ctypes.cast(batch.embeds.ctypes.data, self._embd_type)
+            self._embeds_last = True
         self._pos[:n] = batch.positions
         self._seq[:n] = batch.seq_ids
         self._out[:n] = batch.outputs
@@ -221,11 +226,21 @@ class NativeBackend:
         self._rows = np.flatnonzero(batch.outputs) if self._embeddings_on and batch.n_outputs < n else None
         self._n_tokens = n
         with self._recording(batch):
-            status = int(llama_cpp.llama_decode(self._context, native))
-        if 0 <= status <= 2:
-            return DecodeStatus(status)
-        reason = "the batch is invalid" if status == -1 else "the computation failed"
-        raise DecodeError(f"llama_decode returned {status}: {reason} ({n} tokens)", status)
+            return _status(llama_cpp.llama_decode(self._context, native), n)
+
+    def decode_tokens(self, tokens: list[int], positions: list[int], seq_ids: list[int]) -> DecodeStatus:
+        n = len(tokens)
+        if self._recorder is not None or self._embeddings_on or not 0 < n <= self._most_rows or self._context is None:
+            return self.decode(tokens_batch(tokens, positions, seq_ids))
+        token, pos, seq, out = self._views
+        for index in range(n):
+            token[index], pos[index], seq[index], out[index] = tokens[index], positions[index], seq_ids[index], 1
+        native = self._batch
+        native.n_tokens = n
+        if self._embeds_last:
+            native.token, native.embd, self._embeds_last = self._token_pointer, None, False
+        self._rows, self._n_tokens = None, n
+        return _status(llama_cpp.llama_decode(self._context, native), n)
 
     def _recording(self, batch: Batch) -> AbstractContextManager[None]:
         if self._recorder is None:
@@ -242,6 +257,13 @@ class NativeBackend:
         return self._recorder.recording(batch.layers, np.flatnonzero(batch.outputs), n, batch.embeds)
 
     def logits(self, n_outputs: int) -> npt.NDArray[np.float32]:
+        if self._rows is None:  # the buffer seldom moves, and making an array of it costs more than finding the token
+            pointer = llama_cpp.llama_get_logits(self._context)
+            if pointer and ctypes.addressof(pointer.contents) == self._seen[0] and n_outputs <= len(self._seen[1]):
+                return self._seen[1][:n_outputs]
+            view = self._view(llama_cpp.llama_get_logits, n_outputs, self._limits.n_vocab)
+            self._seen = view.ctypes.data, view
+            return view
         return self._view(llama_cpp.llama_get_logits, n_outputs, self._limits.n_vocab)
 
     def embeddings(self, n_outputs: int) -> npt.NDArray[np.float32]:
@@ -382,6 +404,13 @@ class NativeBackend:
         if read != size:
             self.clear()
             raise StateError(f"llama.cpp restored {read} of {size} bytes of its memory; all sequences were dropped")
+
+
+def _status(code: int, n: int) -> DecodeStatus:
+    if 0 <= code <= 2:
+        return DecodeStatus(code)
+    reason = "the batch is invalid" if code == -1 else "the computation failed"
+    raise DecodeError(f"llama_decode returned {code}: {reason} ({n} tokens)", code)
 
 
 def _bytes_at(buffer: npt.NDArray[np.uint8]) -> Any:

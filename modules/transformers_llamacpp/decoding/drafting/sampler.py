@@ -6,6 +6,9 @@ from typing import Any
 
 import torch
 
+from ..draw import draw_dense
+from ..numbers import Numbers
+
 __all__ = ["DraftSampler", "usable_processors"]
 
 STATELESS = frozenset({
@@ -30,7 +33,10 @@ class DraftSampler:
     never drafted.
     """
 
-    def __init__(self, n_vocab: int, processors: list[Any], do_sample: bool, keep_probabilities: bool) -> None:
+    def __init__(
+        self, n_vocab: int, processors: list[Any], do_sample: bool, keep_probabilities: bool, numbers: Numbers
+    ) -> None:
+        self._numbers = numbers
         self._n_vocab, self._processors, self._do_sample = n_vocab, processors, do_sample
         self._keep = keep_probabilities
 
@@ -49,5 +55,8 @@ class DraftSampler:
                 batch = processor(text, batch)
             scores = batch[0]
         probabilities = torch.softmax(scores, dim=-1)
-        token = int(torch.multinomial(probabilities, 1)) if self._do_sample else int(scores.argmax())
+        if self._do_sample:
+            token = draw_dense(probabilities.cpu().numpy(), self._numbers.next(0))
+        else:
+            token = int(scores.argmax())
         return token, float(probabilities[token]), probabilities if self._keep else None

@@ -1,0 +1,153 @@
+"""Greedy search and sampling, token by token: transformers' `_sample`, without what it costs beside the decode.
+
+transformers makes tensors of the vocabulary's size in every step, and copies the text. Here the logits stay where llama.cpp
+wrote them: they are processed and chosen from in place, the text grows in a buffer, and a batch is one decode of the rows
+that are still being written. What is asked, called and returned is the same.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from .. import compat
+from ..cache import LlamaCppCache
+from ..request import current_request
+from .common import Trace, cache_survives, first_step, next_step, request_of_call, step_done
+from .draw import best, draw
+from .ending import Rows
+from .numbers import Numbers
+from .text import GrowingText
+from .warpers import Chain, Scores
+
+__all__ = ["covers", "token_by_token"]
+
+PLAIN_ARGUMENTS = frozenset({
+    compat.CACHE_NAME, "attention_mask", "inputs_embeds", "logits_to_keep", "position_ids", "use_cache", "output_hidden_states",
+    "output_attentions", "tokenizer",
+})  # fmt: skip
+"""Arguments for the forward pass that mean nothing after the prompt."""
+
+
+def covers(input_ids: torch.Tensor) -> bool:
+    """Whether `token_by_token` does what a call asks for: one of `generate()`, whose tensors are on the CPU."""
+    return current_request.get() is not None and input_ids.device.type == "cpu"
+
+
+def _is_plain(model: Any, config: Any, kwargs: dict[str, Any]) -> bool:
+    """Whether a step is a decode of the cache's rows and nothing else. Through the model's forward pass go calls without a
+    cache, guidance, hidden states, arguments that are not known here, and models whose steps somebody changed."""
+    cache = kwargs.get(compat.CACHE_NAME)
+    if not isinstance(cache, LlamaCppCache) or cache.companion is not None or not kwargs.get("use_cache"):
+        return False
+    if request_of_call().guidance is not None or config.output_hidden_states or config.output_attentions:
+        return False
+    if any(value is not None for name, value in kwargs.items() if name not in PLAIN_ARGUMENTS):
+        return False
+    return not model.has_changed_steps()
+
+
+@torch.no_grad()
+def token_by_token(
+    model: Any,
+    input_ids: torch.Tensor,
+    logits_processor: Any,
+    stopping_criteria: Any,
+    generation_config: Any,
+    streamer: Any = None,
+    **model_kwargs: Any,
+) -> Any:
+    """The loop. `input_ids` is `(rows, length)`; returns what transformers' `_sample` returns."""
+    request: Any = request_of_call()
+    cache: Any = model_kwargs.get(compat.CACHE_NAME)
+    plain = _is_plain(model, generation_config, model_kwargs)
+    text, trace = GrowingText(input_ids.long()), Trace(generation_config)
+    rows = Rows(input_ids.shape[0], generation_config, stopping_criteria)
+    chooser = _Chooser(logits_processor, text, trace, bool(generation_config.do_sample), request.numbers)
+    # a row that has ended is decoded only for those who see it
+    seen = chooser.foreign or rows.calls_others or trace.returned or cache_survives(cache, generation_config)
+    first = not getattr(generation_config, "is_assistant", False)
+    outputs = first_step(model, input_ids, generation_config, model_kwargs, first)
+    going_on = chooser.rows
+    while True:
+        if outputs is not None:  # of the prompt, or of a step that was not plain
+            model_kwargs = step_done(model, outputs, model_kwargs)
+            chosen = chooser.choose(outputs.logits[:, -1].float().numpy(), outputs.hidden_states)
+            outputs = None
+        tokens = chosen
+        if not all(rows.unfinished):
+            tokens = _with_padding(rows, going_on, chosen)
+        text.append(*tokens)
+        if streamer is not None and not compat.CRITERIA_COME_FIRST:
+            streamer.put(text.newest.clone())
+        ended = rows.ended_with(tokens, len(text), text.view, trace.scores)
+        if streamer is not None and compat.CRITERIA_COME_FIRST:
+            streamer.put(text.newest.clone())
+        if ended:
+            break
+        if not plain:
+            outputs = next_step(model, text.ids, model_kwargs)
+            continue
+        if not seen and not all(rows.unfinished):
+            going_on = chooser.rows = _still_written(rows, going_on, cache)
+        if len(going_on) < len(tokens):
+            tokens = [tokens[row] for row in going_on]
+        if chooser.foreign:  # code that is not ours must not hold the engine, nor see its buffer change
+            chosen = chooser.choose(cache.step(tokens, request.usage, np.copy))
+        else:
+            chosen = cache.step(tokens, request.usage, chooser.choose)
+    if streamer is not None:
+        streamer.end()
+    return trace.output(text.ids.clone(), model_kwargs.get(compat.CACHE_NAME))
+
+
+def _with_padding(rows: Rows, going_on: list[int], chosen: list[int]) -> list[int]:
+    """A token for every row of the text: the chosen ones, and padding for rows that get nothing else any more."""
+    padded = rows.padded
+    tokens = [rows.pad if over else 0 for over in padded]
+    for row, token in zip(going_on, chosen, strict=True):
+        if not padded[row]:
+            tokens[row] = token
+    return tokens
+
+
+def _still_written(rows: Rows, going_on: list[int], cache: LlamaCppCache) -> list[int]:
+    """The rows that are decoded from now on; the cache goes on with them only."""
+    padded = rows.padded
+    kept = [place for place, row in enumerate(going_on) if not padded[row]]
+    if len(kept) < len(going_on):
+        cache.retire(kept)
+    return [going_on[place] for place in kept]
+
+
+class _Chooser:
+    """From logits to tokens. `rows`: those of the text that are still decoded, one for each row of logits."""
+
+    def __init__(self, processors: Any, text: GrowingText, trace: Trace, do_sample: bool, numbers: Numbers) -> None:
+        self._chain = Chain(processors)
+        self._text, self._trace, self._do_sample, self._numbers = text, trace, do_sample, numbers
+        self._plain = not (len(self._chain) or do_sample or trace.returned)
+        self.foreign = bool(self._chain.foreign)
+        self._n_rows = text.ids.shape[0]
+        self.rows = list(range(self._n_rows))
+
+    def choose(self, logits: npt.NDArray[np.float32], hidden: Any = None) -> list[int]:
+        """A token for each row of `logits` `(rows, n_vocab)`, which may be overwritten."""
+        if self._plain:
+            return [int(row.argmax()) for row in logits]
+        trace, n_vocab = self._trace, logits.shape[1]
+        raw = torch.from_numpy(logits.copy()) if trace.logits is not None else None
+        ids = self._text.ids
+        scores = self._chain.run(ids if len(self.rows) == self._n_rows else ids[self.rows], logits)
+        if trace.returned:
+            trace.add(None if trace.scores is None else _dense(scores, n_vocab), raw, hidden)
+        if not self._do_sample:
+            return [best(row) for row in scores]
+        return [draw(scored, self._numbers.next(row)) for scored, row in zip(scores, self.rows, strict=True)]
+
+
+def _dense(scores: list[Scores], n_vocab: int) -> torch.Tensor:
+    return torch.from_numpy(np.stack([row.dense(n_vocab) for row in scores]))

@@ -1,0 +1,355 @@
+"""The loop of our own does what transformers' does, for less; and when that runs instead."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from transformers import LogitsProcessor, StoppingCriteria, StoppingCriteriaList
+from transformers.generation.streamers import BaseStreamer
+
+from compare import one_number_a_row, padded
+from transformers_llamacpp import InvalidInputError, LlamaCppCache, LlamaCppForCausalLM, UnsupportedFeatureError, generation
+from transformers_llamacpp.compat import CACHE_NAME, cache_of
+from transformers_llamacpp.decoding.loop import covers
+from transformers_llamacpp.generation import plain_loop
+
+ROWS = [[1, 60, 70, 80, 90], [1, 33, 44], [1, 200, 201, 202]]
+IDS, MASK = padded(ROWS, fill=0)
+ONE = torch.tensor([ROWS[0]])
+CALL: dict[str, Any] = {"max_new_tokens": 12, "do_sample": False, "eos_token_id": None, "pad_token_id": 0}
+
+
+class Nothing(LogitsProcessor):
+    """Code that is not ours: it must see every row's full scores."""
+
+    def __init__(self) -> None:
+        self.seen: list[tuple[Any, ...]] = []
+
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        self.seen.append((tuple(input_ids.shape), tuple(scores.shape), scores.dtype, input_ids[:, -1].tolist()))
+        return scores
+
+
+class Watch(StoppingCriteria):
+    """Ends row 1 after seven columns."""
+
+    def __init__(self) -> None:
+        self.seen: list[tuple[Any, ...]] = []
+
+    def __call__(self, input_ids: torch.Tensor, scores: Any, **kwargs: Any) -> Any:
+        self.seen.append((input_ids.tolist(), None if scores is None else len(scores)))
+        over = torch.zeros(len(input_ids), dtype=torch.bool)
+        over[-1] = input_ids.shape[1] >= 7
+        return over
+
+
+class Tape(BaseStreamer):
+    def __init__(self) -> None:
+        self.heard: list[Any] = []
+
+    def put(self, value: torch.Tensor) -> None:
+        self.heard.append((value.tolist(), value.dtype))
+
+    def end(self) -> None:
+        self.heard.append("end")
+
+
+@pytest.fixture
+def loops(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Calls of our own loop."""
+    calls: list[str] = []
+    ours = generation.token_by_token
+
+    def counted(*args: Any, **kwargs: Any) -> Any:
+        calls.append("ours")
+        return ours(*args, **kwargs)
+
+    monkeypatch.setattr(generation, "token_by_token", counted)
+    return calls
+
+
+def written(stats: Any) -> int:
+    """Tokens that were evaluated beside the prompt."""
+    return int(stats.evaluated_tokens - (stats.prompt_tokens - stats.reused_tokens))
+
+
+def ends_of(model: Any, n: int = 3) -> list[int]:
+    """End tokens that stop the rows at different lengths: one that each greedy continuation has."""
+    model.forget()
+    text = model.generate(IDS, attention_mask=MASK, **CALL)[:, IDS.shape[1] :].tolist()
+    return [row[2 + 3 * index] for index, row in enumerate(text[:n])]
+
+
+CASES: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "scores": {"return_dict_in_generate": True, "output_scores": True},
+    "scores and logits": {"return_dict_in_generate": True, "output_scores": True, "output_logits": True},
+    "logits": {"return_dict_in_generate": True, "output_logits": True, "top_k": 5},
+    "penalties": {"repetition_penalty": 1.3, "no_repeat_ngram_size": 2, "return_dict_in_generate": True, "output_scores": True},
+    "min length": {"min_new_tokens": 9, "eos": 2},
+    "one end": {"eos": 1},
+    "three ends": {"eos": 3},
+    "three ends, dict": {"eos": 3, "return_dict_in_generate": True, "output_scores": True, "output_logits": True},
+    "bad words": {"bad_words_ids": [[60], [70, 80]], "suppress_tokens": [90]},
+    "return sequences": {"num_return_sequences": 2, "do_sample": True, "top_k": 1},
+    "max_time": {"max_time": 600.0, "eos": 2},
+    "forced": {"forced_eos_token_id": 7, "eos": 2},
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_same_as_transformers_own_loop(tiny_llama: Any, loops: list[str], name: str) -> None:
+    call = CALL | {"attention_mask": MASK} | CASES[name]
+    if "eos" in call:
+        call["eos_token_id"] = ends_of(tiny_llama, call.pop("eos"))
+    tiny_llama.forget()
+    loops.clear()
+    got = tiny_llama.generate(IDS, **call)
+    assert loops == ["ours"]
+    stats = tiny_llama.last_stats
+    tiny_llama.forget()
+    with plain_loop():
+        expected = tiny_llama.generate(IDS, **call)
+    assert loops == ["ours"]
+    if not call.get("return_dict_in_generate"):
+        assert torch.equal(got, expected) and got.dtype == expected.dtype
+        assert stats.new_tokens == tiny_llama.last_stats.new_tokens
+        return
+    assert torch.equal(got.sequences, expected.sequences)
+    assert got.keys() == expected.keys() and written(stats) == written(tiny_llama.last_stats)
+    for kind in ("scores", "logits"):
+        ours, theirs = getattr(got, kind), getattr(expected, kind)
+        assert (ours is None) == (theirs is None)
+        for a, b in zip(ours or (), theirs or (), strict=True):
+            assert a.dtype == b.dtype and torch.equal(a == -torch.inf, b == -torch.inf)
+            torch.testing.assert_close(a, b, atol=1e-5, rtol=1e-5)
+    assert cache_of(got).get_seq_length() == cache_of(expected).get_seq_length() == got.sequences.shape[1] - 1
+
+
+def test_the_same_is_asked_and_streamed(tiny_llama: Any, loops: list[str]) -> None:
+    """Processors, criteria and streamers of the user get what transformers' loop gives them, in the same order."""
+    ends = ends_of(tiny_llama, 1)
+    logs = []
+    for plain in (False, True):
+        tiny_llama.forget()
+        nothing, watch, tape = Nothing(), Watch(), Tape()
+        call = CALL | {"eos_token_id": ends, "attention_mask": MASK[:2], "streamer": tape}
+        call |= {"logits_processor": [nothing], "stopping_criteria": StoppingCriteriaList([watch])}
+        if plain:
+            with plain_loop():
+                output = tiny_llama.generate(IDS[:2], **call)
+        else:
+            output = tiny_llama.generate(IDS[:2], **call)
+        logs.append((output.tolist(), nothing.seen, watch.seen, tape.heard, written(tiny_llama.last_stats)))
+    assert loops == ["ours", "ours"] or loops == ["ours"]
+    assert logs[0] == logs[1]
+    assert len(logs[0][1]) > 2 and logs[0][3][-1] == "end"
+
+
+def test_criteria_and_streamer_in_the_order_of_the_release(tiny_llama: Any) -> None:
+    orders = []
+    for plain in (False, True):
+        order: list[str] = []
+
+        class Hear(Tape):
+            def put(self, value: torch.Tensor) -> None:
+                order.append("streamer")  # noqa: B023
+
+        def ask(ids: torch.Tensor, scores: Any, **kwargs: Any) -> torch.Tensor:
+            order.append("criterion")  # noqa: B023
+            return torch.zeros(1, dtype=torch.bool)
+
+        call = CALL | {"streamer": Hear(), "stopping_criteria": StoppingCriteriaList([ask]), "max_new_tokens": 2}
+        if plain:
+            with plain_loop():
+                tiny_llama.generate(ONE, **call)
+        else:
+            tiny_llama.generate(ONE, **call)
+        orders.append(order)
+    assert orders[0] == orders[1] and len(orders[0]) == 5
+
+
+def test_a_row_that_has_ended_is_not_decoded(tiny_llama: Any) -> None:
+    ends = ends_of(tiny_llama)
+    tiny_llama.forget()
+    output = tiny_llama.generate(IDS, attention_mask=MASK, **CALL | {"eos_token_id": ends})
+    new = output[:, IDS.shape[1] :].tolist()
+    lengths = [next((at + 1 for at, token in enumerate(row) if token in ends), len(row)) for row in new]
+    assert len(set(lengths)) > 1, "the rows are to end at different places"
+    stats = tiny_llama.last_stats
+    assert written(stats) == sum(n - 1 for n in lengths)
+    assert all(token == 0 for row, n in zip(new, lengths, strict=True) for token in row[n:])
+    tiny_llama.engine.check()
+    ended = [token for token in output[int(np.argmin(lengths))].tolist() if token]
+    tiny_llama.generate(torch.tensor([ended]), **CALL)  # what ended early is still known
+    assert tiny_llama.last_stats.reused_tokens >= len(ended) - 2
+
+
+def test_goes_on_from_a_cache(tiny_llama: Any, loops: list[str]) -> None:
+    whole = tiny_llama.generate(ONE, **CALL | {"max_new_tokens": 20})
+    tiny_llama.forget()
+    cache = LlamaCppCache(tiny_llama)
+    first = tiny_llama.generate(ONE, **CALL | {"max_new_tokens": 8, CACHE_NAME: cache})
+    second = tiny_llama.generate(first, **CALL | {CACHE_NAME: cache})
+    assert torch.equal(second, whole) and loops == ["ours"] * 3
+    assert tiny_llama.last_stats.evaluated_tokens == 12
+    cache.close()
+
+
+def test_starts_from_embeddings(tiny_llama: Any, loops: list[str]) -> None:
+    embeds = torch.randn((1, 5, tiny_llama.config.hidden_size), generator=torch.Generator().manual_seed(1))
+    got = tiny_llama.generate(inputs_embeds=embeds, **CALL)
+    with plain_loop():
+        assert torch.equal(tiny_llama.generate(inputs_embeds=embeds, **CALL), got)
+    assert loops == ["ours"] and got.shape == (1, 12)
+
+
+# -- sampling ------------------------------------------------------------------------------------------------------
+
+
+SAMPLE = CALL | {"do_sample": True, "top_k": 0}
+
+
+def sampled(model: Any, seed: int, **kwargs: Any) -> list[list[int]]:
+    model.forget()
+    torch.manual_seed(seed)
+    output = model.generate(IDS, attention_mask=MASK, **SAMPLE | kwargs)
+    sequences = output if isinstance(output, torch.Tensor) else output.sequences
+    return sequences[:, IDS.shape[1] :].tolist()
+
+
+def test_a_seed_gives_one_text(tiny_llama: Any) -> None:
+    """Whatever else is asked for: scores, or code that is not ours."""
+    text = sampled(tiny_llama, 3)
+    assert text == sampled(tiny_llama, 3) != sampled(tiny_llama, 4)
+    assert text == sampled(tiny_llama, 3, return_dict_in_generate=True, output_scores=True, output_logits=True)
+    assert text == sampled(tiny_llama, 3, logits_processor=[Nothing()])
+    cut = sampled(tiny_llama, 3, top_k=20, top_p=0.9)
+    assert cut == sampled(tiny_llama, 3, top_k=20, top_p=0.9, logits_processor=[Nothing()])
+
+
+@pytest.mark.parametrize("call", [{}, {"top_k": 12, "temperature": 1.7}, {"top_p": 0.6}, {"min_p": 0.1}], ids=str)
+def test_the_distribution_is_transformers_own(tiny_llama: Any, call: dict[str, Any]) -> None:
+    """3,000 first tokens of each loop: a two-sample chi-square over the tokens that are frequent enough."""
+    counts = []
+    for loop in (nullcontext, plain_loop):
+        torch.manual_seed(11)
+        drawn: list[int] = []
+        for _ in range(12):
+            with loop():
+                output = tiny_llama.generate(ONE.repeat(250, 1), **SAMPLE | {"max_new_tokens": 1} | call)
+            drawn += output[:, -1].tolist()
+        counts.append(np.bincount(drawn, minlength=tiny_llama.config.vocab_size))
+    ours, theirs = counts
+    seen = (ours + theirs) >= 20
+    ours = np.append(ours[seen], ours[~seen].sum())
+    theirs = np.append(theirs[seen], theirs[~seen].sum())
+    total = ours + theirs
+    ours, theirs, total = ours[total > 0], theirs[total > 0], total[total > 0]
+    freedom = len(total) - 1
+    statistic = float((((ours - theirs) ** 2) / total).sum())
+    assert freedom >= 3
+    assert statistic < freedom + 4 * (2 * freedom) ** 0.5 + 8, (statistic, freedom)  # far beyond what chance does
+
+
+def test_seeds_decide_each_row_alone(tiny_llama: Any) -> None:
+    """Alone or in a batch, with drafts or without, whatever torch's own numbers are."""
+    together = sampled(tiny_llama, 1, seeds=[5, 6, 7])
+    assert together == sampled(tiny_llama, 2, seeds=[5, 6, 7]) and len({tuple(row) for row in together}) == 3
+    for row, seed in enumerate([5, 6, 7]):
+        for drafts in ({}, {"prompt_lookup_num_tokens": 3}):
+            tiny_llama.forget()
+            alone = tiny_llama.generate(torch.tensor([ROWS[row]]), seeds=seed, **SAMPLE | drafts)
+            assert alone[0, len(ROWS[row]) :].tolist() == together[row]
+    before = torch.get_rng_state()
+    sampled_again = tiny_llama.generate(ONE, seeds=[5], **SAMPLE)
+    assert torch.equal(torch.get_rng_state(), before) and sampled_again.shape == (1, 17)
+    with pytest.raises(InvalidInputError, match="2 entries for 3 rows"):
+        sampled(tiny_llama, 1, seeds=[5, 6])
+    with pytest.raises(UnsupportedFeatureError, match="beams that sample"):
+        sampled(tiny_llama, 1, seeds=[5, 6, 7], num_beams=2)
+
+
+# -- steps through the model's forward pass ------------------------------------------------------------------------
+
+
+class Subclass(LlamaCppForCausalLM):
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        return super().forward(*args, **kwargs)
+
+
+@pytest.fixture
+def steps(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Steps that were plain decodes of the cache's rows."""
+    calls: list[int] = []
+    plain = LlamaCppCache.step
+
+    def counted(self: Any, *args: Any) -> Any:
+        calls.append(1)
+        return plain(self, *args)
+
+    monkeypatch.setattr(LlamaCppCache, "step", counted)
+    return calls
+
+
+THROUGH_THE_MODEL: dict[str, dict[str, Any]] = {
+    "without a cache": {"use_cache": False},
+    "hidden states": {"return_dict_in_generate": True, "output_hidden_states": True},
+    "guidance": {"guidance_scale": 1.5},
+}
+
+
+@pytest.mark.parametrize("name", THROUGH_THE_MODEL)
+@pytest.mark.parametrize("sample", [False, True])
+def test_steps_through_the_model(tiny_llama: Any, loops: list[str], steps: list[int], name: str, sample: bool) -> None:
+    call = CALL | {"attention_mask": MASK, "do_sample": sample, "eos_token_id": 500} | THROUGH_THE_MODEL[name]
+    torch.manual_seed(4)
+    got = tiny_llama.generate(IDS, **call)
+    assert loops == ["ours"] and steps == []
+    tiny_llama.forget()
+    torch.manual_seed(4)
+    with plain_loop(), one_number_a_row():
+        expected = tiny_llama.generate(IDS, **call)
+    if name != "hidden states":
+        assert torch.equal(got, expected)
+        return
+    assert torch.equal(got.sequences, expected.sequences)
+    for a, b in zip(got.hidden_states, expected.hidden_states, strict=True):
+        assert len(a) == len(b) == tiny_llama.config.num_hidden_layers + 1
+        assert all(x.shape == y.shape and torch.allclose(x, y, atol=1e-4) for x, y in zip(a, b, strict=True))
+    torch.manual_seed(4)
+    plain = tiny_llama.generate(IDS, **{k: v for k, v in call.items() if k not in THROUGH_THE_MODEL[name]})
+    assert torch.equal(plain, got.sequences) and steps, "what is asked for beside the text does not change it"
+
+
+def test_changed_steps_are_called(tiny_llama: Any, steps: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    expected = tiny_llama.generate(ONE, **CALL)
+    assert len(steps) == 11
+    steps.clear()
+    hook = tiny_llama.register_forward_hook(lambda module, args, output: None)
+    assert torch.equal(tiny_llama.generate(ONE, **CALL), expected) and steps == []
+    hook.remove()
+    calls: list[int] = []
+    forward = tiny_llama.forward
+    with monkeypatch.context() as patch:
+        patch.setattr(tiny_llama, "forward", lambda *args, **kwargs: calls.append(1) or forward(*args, **kwargs))
+        assert torch.equal(tiny_llama.generate(ONE, **CALL), expected) and steps == [] and len(calls) == 12
+    with monkeypatch.context() as patch:
+        patch.setattr(tiny_llama, "__class__", Subclass)
+        assert torch.equal(tiny_llama.generate(ONE, **CALL), expected) and steps == []
+    tiny_llama.generate(ONE, **CALL)
+    assert len(steps) == 11
+
+
+def test_when_transformers_loop_runs(tiny_llama: Any, loops: list[str]) -> None:
+    """Asked to, and where the loop is called by itself, outside of `generate()`; beams are transformers' own search."""
+    with plain_loop():
+        tiny_llama.generate(ONE, **CALL)
+    tiny_llama.generate(ONE, **CALL | {"num_beams": 2})
+    assert loops == []
+    assert not covers(torch.empty((1, 3), dtype=torch.long, device="meta"))
+    assert not covers(ONE)
