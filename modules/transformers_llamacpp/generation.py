@@ -26,6 +26,7 @@ from .decoding.loop import covers, token_by_token
 from .decoding.numbers import Numbers, check_seeds
 from .decoding.observer import LogitsObserver
 from .decoding.room import CellsFull, Room, Sharing, Texts, cells_of, read_texts
+from .decoding.warpers import Chain
 from .errors import ContextOverflowError, InvalidInputError, UnsupportedFeatureError
 from .request import GenerateStats, Request, current_request
 
@@ -326,6 +327,11 @@ class LlamaCppGenerationMixin:
             request.cold = True
 
     def _get_logits_processor(self, generation_config: Any, *args: Any, **kwargs: Any) -> Any:
+        """transformers' processors, at the cost of what they decide (`decoding/warpers.py`)."""
+        processors = self._processors(generation_config, *args, **kwargs)
+        return processors if _plain.get() else Chain(processors)
+
+    def _processors(self, generation_config: Any, *args: Any, **kwargs: Any) -> Any:
         """transformers' processors, with the guidance of its own (one more forward pass for each row and token) replaced."""
         check_scale(generation_config.guidance_scale)
         # by name: text-generation-webui puts a function in the place of transformers' that takes it no other way

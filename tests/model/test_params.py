@@ -14,7 +14,7 @@ from tiny_lora import write_lora
 from transformers_llamacpp.backend import DecodeStatus
 from transformers_llamacpp.batch import Batch
 from transformers_llamacpp.errors import ModelLoadError, OptionError
-from transformers_llamacpp.native import NativeBackend, NativeModel, build, check_option
+from transformers_llamacpp.native import NativeBackend, NativeModel, build, check_option, library
 from unit.params_table import FIELDS
 
 pytestmark = pytest.mark.once
@@ -201,11 +201,52 @@ def test_verbose_shows_the_log(
     caplog: pytest.LogCaptureFixture,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    from transformers_llamacpp.native import library
-
     monkeypatch.setitem(library._state, "verbose", False)
     with caplog.at_level(logging.DEBUG, logger=library.logger.name):
         open_native(tiny_llama_path)
         assert not [r for r in caplog.records if r.levelno < logging.WARNING and "n_ctx_train" in r.message]
         open_native(tiny_llama_path, verbose=True)
     assert [r for r in caplog.records if r.levelno == logging.INFO and "n_ctx_train" in r.message]
+
+
+# -- threads by default --------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def machine(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """`machine(cpus, **files)`: what a Linux machine tells; `siblings` says which numbers are one core."""
+
+    def make(cpus: int, siblings: Any = None, **files: str) -> int:
+        names = {"quota": "/sys/fs/cgroup/cpu.max", "large": "/sys/devices/cpu_core/cpus"}
+        names |= {"quota1": "/sys/fs/cgroup/cpu/cpu.cfs_quota_us", "period1": "/sys/fs/cgroup/cpu/cpu.cfs_period_us"}
+        told = {names[name]: text for name, text in files.items()}
+        if siblings is not None:
+            for cpu in range(cpus):
+                told[f"/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list"] = siblings(cpu)
+        monkeypatch.setattr(library.os, "sched_getaffinity", lambda _: set(range(cpus)), raising=False)
+        monkeypatch.setattr(library, "_read", lambda path: told.get(path, ""))
+        library.default_threads.cache_clear()
+        return int(library.default_threads())
+
+    yield make
+    monkeypatch.undo()
+    library.default_threads.cache_clear()
+
+
+def test_threads_by_default(machine: Any) -> None:
+    def alone(cpu: int) -> str:
+        return str(cpu)
+
+    def pairs(cpu: int) -> str:
+        return f"{cpu % 8},{cpu % 8 + 8}"
+
+    assert machine(2, alone) == 2
+    assert machine(16, pairs) == 8, "hyper-threads are no cores"
+    assert machine(4) == 4 and machine(12) == 6, "where the system does not tell"
+    assert machine(16, pairs, quota="max 100000") == 8
+    assert machine(16, pairs, quota="250000 100000") == 3, "a container's share"
+    assert machine(16, pairs, quota1="-1", period1="100000") == 8
+    assert machine(16, pairs, quota1="50000", period1="100000") == 1
+    assert machine(16, alone, large="0-5") == 6, "large cores only"
+    assert machine(2, alone, large="4-7") == 2, "where this process may use none of them"
+    assert machine(8, alone, quota="nonsense") == 8

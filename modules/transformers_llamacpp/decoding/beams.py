@@ -23,6 +23,7 @@ from ..errors import InvalidInputError
 from .common import Trace, first_step, next_step, no_streamer, step_done
 from .guidance import GuidanceProcessor
 from .hypotheses import Hypotheses, Hypothesis, best_of, to_tensors
+from .warpers import Chain
 
 __all__ = ["BeamSearch", "DiversityPenalty", "check", "check_penalty", "group_beam_search", "wants"]
 
@@ -189,8 +190,7 @@ def group_beam_search(
         model_kwargs = step_done(model, outputs, model_kwargs)
         logits = outputs.logits[:, -1].float().to(input_ids.device)
         log_probabilities = torch.log_softmax(logits, dim=-1)
-        for processor in before:
-            log_probabilities = processor(search.input_ids, log_probabilities)
+        log_probabilities = before(search.input_ids, log_probabilities)
         scores = torch.empty_like(log_probabilities)
         tokens = torch.zeros_like(search.input_ids[:, 0])
         chosen: list[Any] = [None] * len(tokens)
@@ -212,7 +212,7 @@ def group_beam_search(
         outputs = next_step(model, search.input_ids, model_kwargs)
 
 
-def _with_penalty(processors: Any, config: Any) -> tuple[list[Any], list[Any]]:
+def _with_penalty(processors: Any, config: Any) -> tuple[Chain, list[Any]]:
     """The processors that come before the diversity penalty, and the rest with the penalty at their head.
 
     As in 4.46: after guidance and sequence bias, before everything that depends on the size of scores.
@@ -220,7 +220,17 @@ def _with_penalty(processors: Any, config: Any) -> tuple[list[Any], list[Any]]:
     early = (GuidanceProcessor, SequenceBiasLogitsProcessor)
     at = next((i for i, processor in enumerate(processors) if not isinstance(processor, early)), len(processors))
     penalty = DiversityPenalty(config.diversity_penalty, config.num_beams, config.num_beam_groups)
-    return list(processors[:at]), [penalty, *processors[at:]]
+    after: list[Any] = [penalty]
+    for processor in processors[at:]:
+        if not _asks_for_group(processor) and isinstance(after[-1], Chain):
+            after[-1].append(processor)
+        else:
+            after.append(processor if _asks_for_group(processor) else Chain([processor]))
+    return Chain(processors[:at]), after
+
+
+def _asks_for_group(processor: Any) -> bool:
+    return "beam_group_idx" in inspect.signature(processor.__call__).parameters
 
 
 def _processed(
@@ -238,7 +248,7 @@ def _processed(
     """
     scores = scores.clone()
     for processor in processors:
-        if "beam_group_idx" in inspect.signature(processor.__call__).parameters:
+        if not isinstance(processor, Chain):
             scores[rows] = processor(input_ids[rows], scores[rows], current_tokens=tokens, beam_group_idx=group)
         else:
             scores = processor(input_ids, scores)

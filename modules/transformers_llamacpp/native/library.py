@@ -9,6 +9,7 @@ import collections
 import ctypes
 import functools
 import logging
+import math
 import os
 import threading
 from collections.abc import Iterator
@@ -104,13 +105,48 @@ def amx_kernels() -> bool:
 
 @functools.cache
 def default_threads() -> int:
-    """Physical cores this process may use; hyper-threads slow llama.cpp down."""
+    """Physical cores this process may use: hyper-threads slow llama.cpp down, and so do the small cores of a processor that has
+    two kinds, because a decode waits for its slowest thread. Not more than a container's share of the processors."""
     allowed = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set(range(os.cpu_count() or 1))
+    large = _numbers("/sys/devices/cpu_core/cpus")  # Linux has it where there are two kinds
+    allowed = allowed & large or allowed
     cores = set()
     for cpu in allowed:
-        try:
-            with open(f"/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list", encoding="ascii") as file:
-                cores.add(file.read().strip())
-        except OSError:
-            return len(allowed) if len(allowed) <= 4 else max(1, len(allowed) // 2)
-    return max(1, len(cores))
+        siblings = _read(f"/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list")
+        if not siblings:
+            cores = set(map(str, range(len(allowed) if len(allowed) <= 4 else len(allowed) // 2)))
+            break
+        cores.add(siblings)
+    return max(1, min(len(cores), _share()))
+
+
+def _share() -> int:
+    """Processors that the control group leaves to this process, of either version; a part of one counts as one."""
+    quota, period = "max", "100000"
+    if line := _read("/sys/fs/cgroup/cpu.max"):
+        quota, _, period = line.partition(" ")
+    elif line := _read("/sys/fs/cgroup/cpu/cpu.cfs_quota_us"):
+        quota, period = line, _read("/sys/fs/cgroup/cpu/cpu.cfs_period_us")
+    try:
+        share = int(quota) / int(period)
+    except (ValueError, ZeroDivisionError):
+        return 1 << 20
+    return math.ceil(share) if share > 0 else 1 << 20
+
+
+def _numbers(path: str) -> set[int]:
+    """`0-3,8` as numbers."""
+    found: set[int] = set()
+    for part in _read(path).split(","):
+        first, _, last = part.partition("-")
+        if first.isdigit():
+            found |= set(range(int(first), int(last or first) + 1))
+    return found
+
+
+def _read(path: str) -> str:
+    try:
+        with open(path, encoding="ascii") as file:
+            return file.read().strip()
+    except OSError:
+        return ""

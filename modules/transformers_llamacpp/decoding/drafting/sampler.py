@@ -8,6 +8,7 @@ import torch
 
 from ..draw import draw_dense
 from ..numbers import Numbers
+from ..warpers import Chain
 
 __all__ = ["DraftSampler", "usable_processors"]
 
@@ -37,7 +38,7 @@ class DraftSampler:
         self, n_vocab: int, processors: list[Any], do_sample: bool, keep_probabilities: bool, numbers: Numbers
     ) -> None:
         self._numbers = numbers
-        self._n_vocab, self._processors, self._do_sample = n_vocab, processors, do_sample
+        self._n_vocab, self._processors, self._do_sample = n_vocab, Chain(processors), do_sample
         self._keep = keep_probabilities
 
     def pick(self, tokens: list[int], logits: torch.Tensor) -> tuple[int, float, torch.Tensor | None]:
@@ -50,10 +51,7 @@ class DraftSampler:
             scores = torch.nn.functional.pad(scores, (0, self._n_vocab - len(scores)), value=-torch.inf)
         if self._processors:
             text = torch.tensor([tokens])
-            batch = scores[None].clone()  # a processor may write into what it is given
-            for processor in self._processors:
-                batch = processor(text, batch)
-            scores = batch[0]
+            scores = self._processors(text, scores[None].clone())[0]  # a processor may write into what it is given
         probabilities = torch.softmax(scores, dim=-1)
         if self._do_sample:
             token = draw_dense(probabilities.cpu().numpy(), self._numbers.next(0))
