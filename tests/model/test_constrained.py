@@ -38,7 +38,7 @@ def test_the_old_librarys_texts(smollm2_f32: Any, case: dict[str, Any]) -> None:
         **case["kwargs"],
     )
     assert out.sequences[:, ids.shape[1] :].tolist() == case["new_ids"]
-    torch.testing.assert_close(out.sequences_scores, torch.tensor(case["sequences_scores"]), atol=1e-3, rtol=0)
+    torch.testing.assert_close(out.sequences_scores, torch.tensor(case["sequences_scores"]), atol=1e-3, rtol=2e-5)
     assert model.last_stats.decode_calls == len(out.scores)
     steps = model.compute_transition_scores(out.sequences, out.scores, out.beam_indices, normalize_logits=False)
     length = (out.beam_indices >= 0).sum(dim=1)

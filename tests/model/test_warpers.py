@@ -11,6 +11,8 @@ import torch
 from transformers_llamacpp.decoding.warpers import Chain
 from warper_cases import Case, check, class_of
 
+pytestmark = pytest.mark.once  # what differs between releases is in tests/unit/test_warpers.py
+
 TEXT = (
     "The history of the Roman Empire begins with the fall of the Republic. Once upon a time there was a small lighthouse, "
     "and its keeper wrote letters to nobody. def quicksort(items):\n    if len(items) < 2:\n        return items\n"
