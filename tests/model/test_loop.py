@@ -30,6 +30,7 @@ class Nothing(LogitsProcessor):
         self.seen: list[tuple[Any, ...]] = []
 
     def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        assert input_ids.is_contiguous() and scores.is_contiguous()
         self.seen.append((tuple(input_ids.shape), tuple(scores.shape), scores.dtype, input_ids[:, -1].tolist()))
         return scores
 
@@ -41,6 +42,7 @@ class Watch(StoppingCriteria):
         self.seen: list[tuple[Any, ...]] = []
 
     def __call__(self, input_ids: torch.Tensor, scores: Any, **kwargs: Any) -> Any:
+        assert input_ids.is_contiguous()
         self.seen.append((input_ids.tolist(), None if scores is None else len(scores)))
         over = torch.zeros(len(input_ids), dtype=torch.bool)
         over[-1] = input_ids.shape[1] >= 7
@@ -330,8 +332,13 @@ def test_changed_steps_are_called(tiny_llama: Any, steps: list[int], monkeypatch
     expected = tiny_llama.generate(ONE, **CALL)
     assert len(steps) == 11
     steps.clear()
-    hook = tiny_llama.register_forward_hook(lambda module, args, output: None)
-    assert torch.equal(tiny_llama.generate(ONE, **CALL), expected) and steps == []
+    kept: list[torch.Tensor] = []
+    hook = tiny_llama.register_forward_hook(lambda module, args, output: kept.append(output.logits))
+    biased = CALL | {"suppress_tokens": [70], "repetition_penalty": 1.2}
+    tiny_llama.generate(ONE, **biased)
+    assert steps == [] and len(kept) == 12
+    assert all(torch.isfinite(logits).all() for logits in kept), "what a hook kept is what it was given"
+    assert torch.equal(tiny_llama.generate(ONE, **CALL), expected)
     hook.remove()
     calls: list[int] = []
     forward = tiny_llama.forward

@@ -75,7 +75,9 @@ def token_by_token(
     while True:
         if outputs is not None:  # of the prompt, or of a step that was not plain
             model_kwargs = step_done(model, outputs, model_kwargs)
-            chosen = chooser.choose(outputs.logits[:, -1].float().numpy(), outputs.hidden_states)
+            # whoever put something between the steps may have kept the logits
+            logits = outputs.logits[:, -1].to(torch.float32, copy=not plain)
+            chosen = chooser.choose(logits.numpy(), outputs.hidden_states)
             outputs = None
         tokens = chosen
         if not all(rows.unfinished):
@@ -140,7 +142,7 @@ class _Chooser:
             return [int(row.argmax()) for row in logits]
         trace, n_vocab = self._trace, logits.shape[1]
         raw = torch.from_numpy(logits.copy()) if trace.logits is not None else None
-        ids = self._text.ids
+        ids = self._text.view() if self.foreign else self._text.ids
         scores = self._chain.run(ids if len(self.rows) == self._n_rows else ids[self.rows], logits)
         if trace.returned:
             trace.add(None if trace.scores is None else _dense(scores, n_vocab), raw, hidden)

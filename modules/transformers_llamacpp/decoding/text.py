@@ -24,8 +24,8 @@ class GrowingText:
         return self._buffer[:, : self._length]
 
     def view(self) -> torch.Tensor:
-        """`ids`, for those who are to ask only when they look at it."""
-        return self.ids
+        """`ids` for code of others, which may count on one piece of memory: a copy where there are several rows."""
+        return self.ids.contiguous()
 
     @property
     def newest(self) -> torch.Tensor:
