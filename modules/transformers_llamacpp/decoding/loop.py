@@ -142,7 +142,7 @@ class _Chooser:
             return [int(row.argmax()) for row in logits]
         trace, n_vocab = self._trace, logits.shape[1]
         raw = torch.from_numpy(logits.copy()) if trace.logits is not None else None
-        ids = self._text.view() if self.foreign else self._text.ids
+        ids = self._text.view() if self.foreign else self._text.array
         scores = self._chain.run(ids if len(self.rows) == self._n_rows else ids[self.rows], logits)
         if trace.returned:
             trace.add(None if trace.scores is None else _dense(scores, n_vocab), raw, hidden)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
 __all__ = ["GrowingText"]
@@ -22,6 +24,11 @@ class GrowingText:
     @property
     def ids(self) -> torch.Tensor:
         return self._buffer[:, : self._length]
+
+    @property
+    def array(self) -> Any:
+        """`ids` as an array of the same memory, for CPU tensors: numpy cuts one for less."""
+        return self._array[:, : self._length]  # type: ignore[index]
 
     def view(self) -> torch.Tensor:
         """`ids` for code of others, which may count on one piece of memory: a copy where there are several rows."""

@@ -56,13 +56,20 @@ class Chain(LogitsProcessorList):
     def run(self, input_ids: Any, logits: Floats, **kwargs: Any) -> list[Scores]:
         """The scores for the next token of every row.
 
-        `input_ids`: int64 `(rows, length)`. `logits`: float32 `(rows, n_vocab)`; it may be overwritten, and a dense answer may
-        be a view of it. `kwargs` are for foreign processors that ask for more, as in transformers. Raises what the
-        processors raise.
+        `input_ids`: int64 `(rows, length)`, a tensor or an array. `logits`: float32 `(rows, n_vocab)`; it may be overwritten,
+        and a dense answer may be a view of it. `kwargs` are for foreign processors that ask for more, as in transformers.
+        Raises what the processors raise.
         """
         if not self:
             return [Scores(None, _contiguous(scores)) for scores in logits]
         owned = bool(logits.flags.writeable)
+        links = self._ready()
+        if not self._tail.begin and len(logits):  # and nothing but the short way
+            cut = [self._tail.cut(Row(index, _contiguous(scores), owned)) for index, scores in enumerate(logits)]
+            if None not in cut:
+                return cut  # type: ignore[return-value]
+        if isinstance(input_ids, np.ndarray) and any(link.step is None for link in links):
+            input_ids = torch.from_numpy(input_ids)
         rows = [Row(index, _contiguous(scores), owned) for index, scores in enumerate(logits)]
         if len(rows) != len(input_ids) or not rows:
             given: Any = super().__call__(input_ids, torch.from_numpy(logits.copy()), **kwargs)

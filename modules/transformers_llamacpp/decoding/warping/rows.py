@@ -111,12 +111,15 @@ class Batch:
     @functools.cached_property
     def input_ids(self) -> torch.Tensor:
         """The texts on the CPU, int64 `(rows, length)`."""
-        ids: torch.Tensor = self._input_ids.to("cpu", torch.int64)
-        return ids
+        given = self._input_ids
+        ids: torch.Tensor = torch.from_numpy(given) if isinstance(given, np.ndarray) else given
+        return ids.to("cpu", torch.int64)
 
     @functools.cached_property
     def ids(self) -> Ids:
         """The same as an array."""
+        if isinstance(self._input_ids, np.ndarray) and self._input_ids.dtype == np.int64:
+            return self._input_ids
         return self.input_ids.numpy()
 
     def fits(self, tokens: Ids) -> bool:

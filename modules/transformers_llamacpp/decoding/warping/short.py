@@ -22,7 +22,7 @@ __all__ = ["ShortTail"]
 MOST = 256
 """Tokens that a top-k may leave."""
 
-SAMPLE = 4096
+SAMPLE = 2048
 """Scores that are looked at first."""
 
 NAMES = ("TopPLogitsWarper", "MinPLogitsWarper")
