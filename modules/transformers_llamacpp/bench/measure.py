@@ -16,14 +16,19 @@ from .process import Process
 from .prompts import prompts
 from .runs import Run
 
-__all__ = ["WITH_TORCH", "Measured", "Participant", "Say", "measure"]
+__all__ = ["WITH_TORCH", "YARDSTICKS", "Measured", "Participant", "Say", "measure"]
 
 WARM_UP = 8
 """Tokens each contender writes before the first round of a case."""
 
 WITH_TORCH = "bare + torch"
-"""The bare loop once more, not for its speed, in a process that has imported torch and transformers: what memory is held
-against."""
+
+YARDSTICKS = {
+    WITH_TORCH: ("torch", "transformers"),
+    "bare + model class": ("torch", "transformers.modeling_utils", "transformers.generation.utils"),
+}
+"""The bare loop once more, not for its speed, in a process that has imported these: what memory is held against. Whatever is a
+`PreTrainedModel` needs the second."""
 
 
 @dataclass(slots=True)
@@ -130,10 +135,11 @@ def _run_case(
 
 
 def _measure_memory(texts: dict[tuple[int, int], list[list[int]]], measured: Measured) -> None:
-    participant = measured.participants[WITH_TORCH] = Participant()
-    with _problem_of(participant), contextlib.closing(_start("bare", measured, ("torch", "transformers"))) as process:
-        participant.ready_seconds = process.ready_seconds
-        for case in measured.settings.cases():
-            if case.mode == "greedy":
-                process.run(case.mode, texts[case.prompt, case.rows], measured.settings.tokens)
-        participant.peak_bytes = process.peak_bytes()
+    for name, modules in YARDSTICKS.items():
+        participant = measured.participants[name] = Participant()
+        with _problem_of(participant), contextlib.closing(_start("bare", measured, modules)) as process:
+            participant.ready_seconds = process.ready_seconds
+            for case in measured.settings.cases():
+                if case.mode == "greedy":
+                    process.run(case.mode, texts[case.prompt, case.rows], measured.settings.tokens)
+            participant.peak_bytes = process.peak_bytes()

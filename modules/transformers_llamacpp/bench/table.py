@@ -8,7 +8,7 @@ import sys
 import textwrap
 from collections.abc import Iterator
 
-from .measure import WITH_TORCH, Measured
+from .measure import YARDSTICKS, Measured
 from .plan import CONTENDERS, Case
 from .report import FIGURES, median, ratios, reference
 
@@ -96,7 +96,7 @@ def _processes(measured: Measured) -> Iterator[str]:
     yield f"{'':{NAME}}{'ready after':>14}{'peak memory':>21}"
     left_out, busy = [], []
     for name, one in measured.participants.items():
-        label = f"{CONTENDERS['bare'].label} + torch" if name == WITH_TORCH else CONTENDERS[name].label
+        label = name.replace("bare", CONTENDERS["bare"].label) if name in YARDSTICKS else CONTENDERS[name].label
         if one.ready_seconds is not None:
             memory = f"{one.peak_bytes / 1e6:,.0f} MB" if one.peak_bytes is not None else ""
             yield f"  {label:{NAME - 2}}{one.ready_seconds:>12.1f} s{memory:>21}".rstrip()
