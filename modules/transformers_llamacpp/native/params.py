@@ -34,7 +34,7 @@ ALIASES = {
 """Arguments of `Llama` that are honoured through something of another name."""
 
 NOT_APPLICABLE = {
-    "seed": "sampling is done by torch: call torch.manual_seed(seed) before generate()",
+    "seed": "sampling is not llama.cpp's here: pass seeds=seed to generate(), or call torch.manual_seed(seed) before it",
     "logits_all": "model(..., logits_to_keep=0) gives the logits of every position without a setting",
     "last_n_tokens_size": "the repetition penalty sees the whole text; pass repetition_penalty to generate()",
     "chat_format": "chats use the template in the GGUF; set tokenizer.chat_template for another one",

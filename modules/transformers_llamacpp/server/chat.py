@@ -151,11 +151,10 @@ def _work(
 
     try:
         seed = settings.get("seed")
-        if seed is not None and seed >= 0:
-            torch.manual_seed(seed)
         output = model.generate(
             **inputs,
             **options,
+            seeds=seed if seed is not None and seed >= 0 else None,
             streamer=_Text(model.tokenizer, events),
             stopping_criteria=StoppingCriteriaList([_StopOn(stop)]),
             prompt_progress=prompt_progress,
