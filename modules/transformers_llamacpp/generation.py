@@ -40,6 +40,9 @@ logger = logging.getLogger(__name__)
 FORWARDED = frozenset({compat.CACHE_NAME, "use_cache", "logits_to_keep", "output_hidden_states", "output_attentions"})
 """What a step of a generation loop hands on to `forward`, beside the tokens and their mask."""
 
+THEIR_LOOP = GenerationMixin._sample
+"""transformers' own, unless somebody puts something in its place."""
+
 POSITIONAL = tuple(inspect.signature(GenerationMixin.generate).parameters)[3:-1]
 """Names of `generate`'s arguments after `self`, `inputs` and `generation_config`, in their order."""
 
@@ -369,7 +372,8 @@ class LlamaCppGenerationMixin:
     ) -> Any:
         """transformers' greedy search and sampling, by our own loop where that can be."""
         loop = super()._sample  # type: ignore[misc]
-        if not _plain.get() and not synced_gpus and covers(input_ids):
+        changed = synced_gpus or GenerationMixin._sample is not THEIR_LOOP
+        if not _plain.get() and not changed and covers(input_ids):
             loop = functools.partial(token_by_token, self)
         else:
             model_kwargs["synced_gpus"] = synced_gpus

@@ -201,8 +201,7 @@ class LlamaCppForCausalLM(LlamaCppGenerationMixin, PreTrainedModel, GenerationMi
     def has_changed_steps(self) -> bool:
         """Whether somebody put something between the steps of a generation loop and the engine: a subclass or an instance
         with a forward pass of its own, or a hook of torch."""
-        own = LlamaCppForCausalLM
-        if any(getattr(type(self), name) is not getattr(own, name) or name in vars(self) for name in STEPS):
+        if any(getattr(type(self), name) is not step or name in vars(self) for name, step in OWN_STEPS.items()):
             return True
         hooks = (self._forward_hooks, self._forward_pre_hooks, *GLOBAL_HOOKS)
         return any(hooks)
@@ -384,6 +383,10 @@ class LlamaCppForCausalLM(LlamaCppGenerationMixin, PreTrainedModel, GenerationMi
         raise InvalidInputError(
             f"token id {ids[bad][0]} is outside the vocabulary 0 .. {self.config.vocab_size - 1}"
         )
+
+
+OWN_STEPS = {name: getattr(LlamaCppForCausalLM, name) for name in STEPS}
+"""As they are before anybody changes them."""
 
 
 def _hidden_states(

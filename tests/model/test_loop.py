@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
 import torch
-from transformers import LogitsProcessor, StoppingCriteria, StoppingCriteriaList
+from transformers import (
+    GenerationMixin,
+    LogitsProcessor,
+    NoRepeatNGramLogitsProcessor,
+    StoppingCriteria,
+    StoppingCriteriaList,
+    TopKLogitsWarper,
+)
+from transformers.generation import SynthIDTextWatermarkingConfig
 from transformers.generation.streamers import BaseStreamer
 
 from compare import one_number_a_row, padded
@@ -276,6 +286,111 @@ def test_seeds_decide_each_row_alone(tiny_llama: Any) -> None:
         sampled(tiny_llama, 1, seeds=[5, 6, 7], num_beams=2)
 
 
+# -- code of others ------------------------------------------------------------------------------------------------
+
+
+class Answers(LogitsProcessor):
+    """What a processor should not answer."""
+
+    def __init__(self, make: Callable[[torch.Tensor], Any]) -> None:
+        self.make = make
+
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> Any:
+        return self.make(scores)
+
+
+@pytest.mark.parametrize("make", [lambda x: x[:2], lambda x: x.repeat(2, 1), lambda x: x[None], lambda x: None, lambda x: 1.0])
+def test_answers_of_another_shape_are_refused(tiny_llama: Any, make: Any) -> None:
+    with pytest.raises(InvalidInputError, match="a logits processor answered with"):
+        tiny_llama.generate(IDS, attention_mask=MASK, **CALL | {"logits_processor": [Answers(make)]})
+    tiny_llama.engine.check()
+
+
+@pytest.mark.parametrize("make", [lambda x: x[:1], lambda x: x[0]])
+def test_one_row_of_scores_is_for_all(tiny_llama: Any, make: Any) -> None:
+    call = CALL | {"attention_mask": MASK, "logits_processor": [Answers(make)], "eos_token_id": [295]}  # as in transformers
+    got = tiny_llama.generate(IDS, **call)
+    with plain_loop():
+        assert torch.equal(tiny_llama.generate(IDS, **call), got)
+
+
+@pytest.mark.parametrize("rows", [1, 3])
+def test_what_others_write_into_the_text_counts(tiny_llama: Any, rows: int) -> None:
+    """The text that is returned is the one that was read."""
+
+    def ask(ids: torch.Tensor, scores: Any, **kwargs: Any) -> torch.Tensor:
+        if ids.shape[1] == 8:
+            ids[:, -1] = 77
+        return torch.zeros(len(ids), dtype=torch.bool)
+
+    call = CALL | {"attention_mask": MASK[:rows], "stopping_criteria": StoppingCriteriaList([ask])}
+    got = tiny_llama.generate(IDS[:rows], **call)
+    assert (got[:, 7] == 77).all()
+    with plain_loop():
+        assert torch.equal(tiny_llama.generate(IDS[:rows], **call), got)
+
+
+def test_criteria_answer_for_each_row(tiny_llama: Any) -> None:
+    def ask(ids: torch.Tensor, scores: Any, **kwargs: Any) -> torch.Tensor:
+        return ids[:, -1:] == 236
+
+    with pytest.raises(InvalidInputError, match=r"shape \(3, 3\); one for each row, \(3,\)"):
+        tiny_llama.generate(IDS, attention_mask=MASK, **CALL | {"stopping_criteria": StoppingCriteriaList([ask])})
+
+
+PER_ROW: dict[str, dict[str, Any]] = {
+    "encoder_repetition_penalty": {"encoder_repetition_penalty": 1.7},
+    "encoder_no_repeat_ngram_size": {"encoder_no_repeat_ngram_size": 1},
+    "synthid": {"watermarking_config": SynthIDTextWatermarkingConfig(keys=[1, 2, 3], ngram_len=3)},
+    "repetition_penalty": {"repetition_penalty": 1.8},
+}
+
+
+@pytest.mark.parametrize("name", PER_ROW)
+@pytest.mark.parametrize("copies", [1, 2])
+def test_processors_that_hold_something_for_each_row(tiny_llama: Any, name: str, copies: int) -> None:
+    """While some rows have ended: they must not be given another row's."""
+    call = CALL | {"attention_mask": MASK, "max_new_tokens": 20, **PER_ROW[name]}
+    call |= {"eos_token_id": ends_of(tiny_llama), "num_return_sequences": copies, "do_sample": copies > 1, "top_k": 1}
+    tiny_llama.forget()
+    got = tiny_llama.generate(IDS, **call)
+    tiny_llama.forget()
+    with plain_loop():
+        assert torch.equal(tiny_llama.generate(IDS, **call), got)
+
+
+def test_no_token_is_left(tiny_llama: Any) -> None:
+    nothing = [TopKLogitsWarper(1), NoRepeatNGramLogitsProcessor(1)]
+    call = CALL | {"logits_processor": nothing, "max_new_tokens": 4}
+    got = tiny_llama.generate(ONE, **call)
+    with plain_loop():
+        assert torch.equal(tiny_llama.generate(ONE, **call), got)
+    everything = list(range(tiny_llama.config.vocab_size))
+    with pytest.raises(RuntimeError, match="probability tensor contains either"):
+        tiny_llama.generate(ONE, **SAMPLE | {"suppress_tokens": everything, "top_k": 5})
+
+
+@pytest.mark.parametrize("pad", [-1, 10_000])
+def test_padding_that_is_no_token(tiny_llama: Any, pad: int) -> None:
+    """Whoever looks on: what rows that have ended are fed with means nothing."""
+    ends = ends_of(tiny_llama)
+    call = CALL | {"attention_mask": MASK, "eos_token_id": ends, "pad_token_id": pad}
+    alone = tiny_llama.generate(IDS, **call)
+    assert (alone == pad).any()
+    assert torch.equal(tiny_llama.generate(IDS, **call | {"logits_processor": [Nothing()]}), alone)
+    assert torch.equal(tiny_llama.generate(IDS, **call | {"return_dict_in_generate": True}).sequences, alone)
+
+
+def test_the_seed_is_a_number_wherever_torch_makes_tensors(tiny_llama: Any) -> None:
+    text = tiny_llama.generate(ONE, **SAMPLE | {"seeds": 3})
+    torch.set_default_device("meta")
+    try:
+        assert torch.equal(tiny_llama.generate(ONE, **SAMPLE | {"seeds": 3}), text)
+        tiny_llama.generate(ONE, **SAMPLE)
+    finally:
+        torch.set_default_device("cpu")
+
+
 # -- steps through the model's forward pass ------------------------------------------------------------------------
 
 
@@ -348,6 +463,8 @@ def test_changed_steps_are_called(tiny_llama: Any, steps: list[int], monkeypatch
     with monkeypatch.context() as patch:
         patch.setattr(tiny_llama, "__class__", Subclass)
         assert torch.equal(tiny_llama.generate(ONE, **CALL), expected) and steps == []
+    with mock.patch.object(LlamaCppForCausalLM, "forward", autospec=True, side_effect=LlamaCppForCausalLM.forward) as patched:
+        assert torch.equal(tiny_llama.generate(ONE, **CALL), expected) and patched.call_count == 12
     tiny_llama.generate(ONE, **CALL)
     assert len(steps) == 11
 
@@ -357,6 +474,8 @@ def test_when_transformers_loop_runs(tiny_llama: Any, loops: list[str]) -> None:
     with plain_loop():
         tiny_llama.generate(ONE, **CALL)
     tiny_llama.generate(ONE, **CALL | {"num_beams": 2})
-    assert loops == []
+    with mock.patch.object(GenerationMixin, "_sample", autospec=True, side_effect=GenerationMixin._sample) as patched:
+        tiny_llama.generate(ONE, **CALL)
+    assert loops == [] and patched.call_count == 1
     assert not covers(torch.empty((1, 3), dtype=torch.long, device="meta"))
     assert not covers(ONE)

@@ -27,7 +27,9 @@ BLOCK = 512
 
 
 def best(row: Scores) -> int:
-    """The most probable token; of equals the one with the smallest id."""
+    """The most probable token; of equals the one with the smallest id, which is 0 where none is left."""
+    if not len(row.values):
+        return 0
     place = int(row.values.argmax())
     return place if row.ids is None else int(row.ids[place])
 
@@ -84,4 +86,4 @@ def _place(total: npt.NDArray[np.float64], goal: float) -> int:
 
 def _refused(weights: torch.Tensor) -> Any:
     """torch refuses it, with the words that users of transformers know."""
-    return int(torch.multinomial(weights, 1))
+    return int(torch.multinomial(weights if len(weights) else torch.tensor([math.nan]), 1))

@@ -8,6 +8,8 @@ from typing import Any
 import torch
 from transformers import EosTokenCriteria, MaxLengthCriteria, StoppingCriteriaList
 
+from ..errors import InvalidInputError
+
 __all__ = ["Rows"]
 
 KNOWN = {kind: kind.__call__ for kind in (MaxLengthCriteria, EosTokenCriteria)}
@@ -29,7 +31,10 @@ class Rows:
         plain = type(criteria) is StoppingCriteriaList
         known = [one for one in criteria if plain and _is_known(one)]
         self._lengths = [one for one in known if type(one) is MaxLengthCriteria]
-        self._ends = {int(end) for one in known if type(one) is EosTokenCriteria for end in one.eos_token_id.reshape(-1)}
+        self._end_criteria = [one for one in known if type(one) is EosTokenCriteria]
+        self._ends_of: list[Any] = []
+        self._ends: set[int] = set()
+        self._read_ends()
         others = [one for one in criteria if not any(one is mine for mine in known)]
         self._others = StoppingCriteriaList(others) if plain else criteria
         self.calls_others = bool(others)
@@ -56,15 +61,26 @@ class Rows:
                 unfinished = self.unfinished = [False] * len(unfinished)
             elif one.max_position_embeddings is not None and length > one.max_position_embeddings:
                 one(ids(), scores)  # for its warning
+        if any(one.eos_token_id is not ends for one, ends in zip(self._end_criteria, self._ends_of, strict=True)):
+            self._read_ends()
         if self._ends:
             for row, token in enumerate(newest):
                 if token in self._ends:
                     unfinished[row] = False
         if self.calls_others:
-            for row, over in enumerate(self._others(ids(), scores).tolist()):
-                if over:
-                    unfinished[row] = False
+            over = torch.as_tensor(self._others(ids(), scores))
+            if over.shape != (len(unfinished),):
+                raise InvalidInputError(
+                    f"a stopping criterion answered with shape {tuple(over.shape)}; one for each row, ({len(unfinished)},), is "
+                    "needed"
+                )
+            for row in over.bool().nonzero()[:, 0].tolist():
+                unfinished[row] = False
         return True not in unfinished
+
+    def _read_ends(self) -> None:
+        self._ends_of = [one.eos_token_id for one in self._end_criteria]
+        self._ends = {int(end) for ends in self._ends_of for end in ends.reshape(-1)}
 
 
 def _is_known(criterion: Any) -> bool:

@@ -68,7 +68,7 @@ def token_by_token(
     rows = Rows(input_ids.shape[0], generation_config, stopping_criteria)
     chooser = _Chooser(logits_processor, text, trace, bool(generation_config.do_sample), request.numbers)
     # a row that has ended is decoded only for those who see it
-    seen = chooser.foreign or rows.calls_others or trace.returned or cache_survives(cache, generation_config)
+    seen = not chooser.row_by_row or rows.calls_others or trace.returned or cache_survives(cache, generation_config)
     first = not getattr(generation_config, "is_assistant", False)
     outputs = first_step(model, input_ids, generation_config, model_kwargs, first)
     going_on = chooser.rows
@@ -90,6 +90,8 @@ def token_by_token(
             streamer.put(text.newest.clone())
         if ended:
             break
+        if chooser.foreign or rows.calls_others:
+            tokens = text.newest_again()
         if not plain:
             outputs = next_step(model, text.ids, model_kwargs)
             continue
@@ -97,6 +99,8 @@ def token_by_token(
             going_on = chooser.rows = _still_written(rows, going_on, cache)
         if len(going_on) < len(tokens):
             tokens = [tokens[row] for row in going_on]
+        elif not all(rows.unfinished):
+            tokens = _that_can_be_fed(tokens, rows, model.config.vocab_size)
         if chooser.foreign:  # code that is not ours must not hold the engine, nor see its buffer change
             chosen = chooser.choose(cache.step(tokens, request.usage, np.copy))
         else:
@@ -116,6 +120,12 @@ def _with_padding(rows: Rows, going_on: list[int], chosen: list[int]) -> list[in
     return tokens
 
 
+def _that_can_be_fed(tokens: list[int], rows: Rows, n_vocab: int) -> list[int]:
+    """Padding may be a number that is no token; what a row that has ended is fed with means nothing."""
+    padded = rows.padded
+    return [0 if over and not 0 <= token < n_vocab else token for token, over in zip(tokens, padded, strict=True)]
+
+
 def _still_written(rows: Rows, going_on: list[int], cache: LlamaCppCache) -> list[int]:
     """The rows that are decoded from now on; the cache goes on with them only."""
     padded = rows.padded
@@ -132,7 +142,7 @@ class _Chooser:
         self._chain = Chain(processors)
         self._text, self._trace, self._do_sample, self._numbers = text, trace, do_sample, numbers
         self._plain = not (len(self._chain) or do_sample or trace.returned)
-        self.foreign = bool(self._chain.foreign)
+        self.foreign, self.row_by_row = bool(self._chain.foreign), self._chain.row_by_row
         self._n_rows = text.ids.shape[0]
         self.rows = list(range(self._n_rows))
 

@@ -29,7 +29,7 @@ class Numbers:
             if self.seeded:
                 raise InvalidInputError(f"seeds has {len(self._rows)} entries for {row + 1} rows or more; each row needs one")
             if self._seed is None:
-                self._seed = int(torch.randint(1 << 62, ()))
+                self._seed = int(torch.randint(1 << 62, (), device="cpu"))
             self._rows.append(random.Random((self._seed << 20) + len(self._rows)))
         return self._rows[row].random()
 

@@ -16,6 +16,7 @@ class GrowingText:
 
     def __init__(self, ids: torch.Tensor) -> None:
         self._length = ids.shape[1]
+        self._shown: torch.Tensor | None = None
         self._take(ids, self._length + ROOM)
 
     def __len__(self) -> int:
@@ -31,8 +32,22 @@ class GrowingText:
         return self._array[:, : self._length]  # type: ignore[index]
 
     def view(self) -> torch.Tensor:
-        """`ids` for code of others, which may count on one piece of memory: a copy where there are several rows."""
-        return self.ids.contiguous()
+        """`ids` for code of others, which may count on one piece of memory: a copy where there are several rows. What they
+        write into it counts, as in transformers, once `newest_again` was called."""
+        self._take_back()
+        shown = self.ids.contiguous()
+        self._shown = None if len(shown) == 1 else shown
+        return shown
+
+    def newest_again(self) -> list[int]:
+        """The newest token of every row, after code of others has seen the text."""
+        self._take_back()
+        return self.newest.tolist()  # type: ignore[no-any-return]
+
+    def _take_back(self) -> None:
+        if self._shown is not None:
+            self._buffer[:, : self._shown.shape[1]] = self._shown
+            self._shown = None
 
     @property
     def newest(self) -> torch.Tensor:

@@ -10,7 +10,8 @@ import numpy as np
 import torch
 from transformers import LogitsProcessorList
 
-from .known import Step, step_for
+from ...errors import InvalidInputError
+from .known import ROW_BY_ROW, Step, step_for
 from .rows import Batch, Floats, Row, Scores
 from .short import ShortTail
 
@@ -53,6 +54,14 @@ class Chain(LogitsProcessorList):
         """The processors that are not known, in their order."""
         return [link.processor for link in self._ready() if link.step is None]
 
+    @property
+    def row_by_row(self) -> bool:
+        """What becomes of a row does not depend on which others there are: some may be left out from one step to the next."""
+        return self.covered and all(
+            type(one).__name__ in ROW_BY_ROW and not isinstance(getattr(one, "prompt_ignore_length", None), torch.Tensor)
+            for one in self
+        )
+
     def run(self, input_ids: Any, logits: Floats, **kwargs: Any) -> list[Scores]:
         """The scores for the next token of every row.
 
@@ -79,7 +88,7 @@ class Chain(LogitsProcessorList):
             return given
         if isinstance(given, Batch):
             return [row.candidates() for row in given.rows]
-        return [Scores(None, scores) for scores in given.detach().float().cpu().numpy()]
+        return [Scores(None, scores) for scores in _each_row(given, len(rows))]
 
     def __call__(self, input_ids: Any, scores: Any, **kwargs: Any) -> Any:
         """As `LogitsProcessorList`: `scores` `(rows, n_vocab)` to a tensor of that shape. `scores` stay what they are, but for
@@ -166,6 +175,19 @@ def _ask(link: _Link, input_ids: Any, current: Any, kwargs: dict[str, Any]) -> A
     if link.plain:
         return link.processor(input_ids, scores)
     return LogitsProcessorList([link.processor])(input_ids, scores, **kwargs)
+
+
+def _each_row(given: Any, n_rows: int) -> Floats:
+    """Scores of every row out of what a foreign processor answered; one row is for all of them, as in transformers."""
+    if not isinstance(given, torch.Tensor):
+        raise InvalidInputError(f"a logits processor answered with a {type(given).__name__}; a tensor of scores is needed")
+    scores = given[None] if given.ndim == 1 else given
+    if scores.ndim != 2 or len(scores) not in (1, n_rows):
+        raise InvalidInputError(
+            f"a logits processor answered with scores of shape {tuple(given.shape)}; {n_rows} rows of n_vocab are needed"
+        )
+    array: Floats = scores.detach().float().cpu().numpy()
+    return array if len(array) == n_rows else np.repeat(array, n_rows, axis=0)
 
 
 def _takes(scores: Any) -> bool:

@@ -16,7 +16,7 @@ from .sources import digest, is_transformers_own
 from .top_h import top_h
 from .typical import typical
 
-__all__ = ["KNOWN", "Known", "Step", "step_for"]
+__all__ = ["KNOWN", "ROW_BY_ROW", "Known", "Step", "step_for"]
 
 Step = Callable[[Any, Batch], bool]
 """Does to the batch what the processor would have done; False, with nothing changed, where the processor has to do it."""
@@ -78,6 +78,16 @@ def _same(step: Callable[[], Step], *digests: str, **helpers: str) -> Known:
 
 DELEGATED = ("WatermarkLogitsProcessor", "SynthIDTextWatermarkLogitsProcessor")
 """Their own work is all their cost; they run no code but transformers'."""
+
+ROW_BY_ROW = frozenset({
+    "TemperatureLogitsWarper", "TopKLogitsWarper", "TopPLogitsWarper", "MinPLogitsWarper", "TypicalLogitsWarper",
+    "EpsilonLogitsWarper", "EtaLogitsWarper", "LogitNormalization", "RepetitionPenaltyLogitsProcessor",
+    "NoRepeatNGramLogitsProcessor", "SequenceBiasLogitsProcessor", "NoBadWordsLogitsProcessor", "MinLengthLogitsProcessor",
+    "MinNewTokensLengthLogitsProcessor", "SuppressTokensLogitsProcessor", "SuppressTokensAtBeginLogitsProcessor",
+    "ForcedBOSTokenLogitsProcessor", "ForcedEOSTokenLogitsProcessor", "InfNanRemoveLogitsProcessor",
+    "ExponentialDecayLengthPenalty",
+})  # fmt: skip
+"""Those that do to a row the same whatever other rows there are. The others hold something for each row of the call."""
 
 KNOWN = {
     "TemperatureLogitsWarper": _same(_each_row(truncating.temperature), "6800357b2a8a"),
