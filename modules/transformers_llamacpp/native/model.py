@@ -10,7 +10,7 @@ import threading
 from pathlib import Path
 from typing import Any
 
-from ..errors import ModelLoadError, OptionError
+from ..errors import ClosedError, ModelLoadError, OptionError
 from ..gguf_reader import check_tokens
 from ..output_head import OutputHead, read_output_head
 from .library import init_backend, llama_cpp, recent_errors
@@ -63,7 +63,7 @@ class NativeModel:
     @property
     def pointer(self) -> Any:
         if self._pointer is None:
-            raise ModelLoadError("the model was closed", str(self.path))
+            raise ClosedError(f"the model {self.path.name} was closed; load it again with from_pretrained()")
         return self._pointer
 
     @property
