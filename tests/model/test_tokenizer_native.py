@@ -15,6 +15,8 @@ from transformers_llamacpp.errors import ModelLoadError, TokenizerError
 from transformers_llamacpp.native.vocab import NativeVocab, open_vocab
 from transformers_llamacpp.tokenizer import LlamaCppTokenizer
 
+pytestmark = pytest.mark.once
+
 OVERFLOW = -(2**31)
 
 

@@ -13,6 +13,8 @@ from hypothesis import strategies as st
 
 from transformers_llamacpp.batch import Job, plan
 
+pytestmark = pytest.mark.once
+
 
 @dataclass
 class Text:

@@ -16,6 +16,8 @@ from transformers_llamacpp.errors import (
 )
 from unit.naive import A, counts, go_on, ids, job, make, say
 
+pytestmark = pytest.mark.once
+
 
 def test_a_text_longer_than_n_ctx() -> None:
     engine = make(n_ctx=8)

@@ -14,6 +14,8 @@ from hypothesis.stateful import run_state_machine_as_test
 from unit.machine import Machine
 from unit.machine_rules import EngineMachine
 
+pytestmark = pytest.mark.once
+
 
 class WindowMachine(EngineMachine):
     window = 5

@@ -28,6 +28,8 @@ from transformers_llamacpp.native.params import (
 from transformers_llamacpp.options import OPTIONS, OWN_OPTIONS, option, options_in
 from unit.params_table import ATTRIBUTES, CALLBACKS, FIELDS, POINTED_TO, field_value
 
+pytestmark = pytest.mark.once
+
 GROUPS = ("context", "model", "sampling", "contrastive", "guidance", "speculation", "beams", "other", "adapter")
 DESIGNED = {  # DESIGN 1.2
     "n_ctx": 4096, "n_cells": None, "n_seq_max": None, "host_cache_bytes": 1 << 30, "prefix_reuse": True,

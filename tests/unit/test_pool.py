@@ -21,6 +21,8 @@ from transformers_llamacpp.sequence import EMBEDDED
 from transformers_llamacpp.testing import FakeBackend
 from unit.naive import A, counts, go_on, job, make, say, start_all
 
+pytestmark = pytest.mark.once
+
 # -- reuse ----------------------------------------------------------------------------------------------
 
 

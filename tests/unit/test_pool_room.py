@@ -10,6 +10,8 @@ from transformers_llamacpp.errors import (
 )
 from unit.naive import A, counts, go_on, job, make, say, start_all
 
+pytestmark = pytest.mark.once
+
 
 def test_the_idle_sequence_used_longest_ago_goes_first() -> None:
     engine = make(n_cells=18, host_cache_bytes=0)

@@ -11,6 +11,8 @@ from transformers_llamacpp.errors import DecodeError, ModelLoadError, StateError
 from transformers_llamacpp.testing import FakeBackend, fake_logits
 from unit.naive import expected_logits
 
+pytestmark = pytest.mark.once
+
 
 def batch(tokens: list[int], first: int = 0, seq_id: int = 0, outputs: list[int] | None = None) -> Batch:
     n = len(tokens)

@@ -15,6 +15,8 @@ from transformers_llamacpp.errors import ClosedError, GenerationCancelled
 from transformers_llamacpp.testing import FakeBackend
 from unit.naive import expected_logits, job, start_all
 
+pytestmark = pytest.mark.once
+
 THREADS = 6
 
 
