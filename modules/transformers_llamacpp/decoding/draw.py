@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from .warpers import Scores
+from .warpers import Few, Scores
 
 __all__ = ["best", "draw", "draw_dense"]
 
@@ -28,6 +28,9 @@ BLOCK = 512
 
 def best(row: Scores) -> int:
     """The most probable token; of equals the one with the smallest id, which is 0 where none is left."""
+    if isinstance(row, Few):
+        numbers = row.numbers
+        return row.tokens[numbers.index(max(numbers))] if numbers else 0
     if not len(row.values):
         return 0
     place = int(row.values.argmax())
@@ -39,10 +42,12 @@ def draw(row: Scores, number: float) -> int:
 
     Raises torch's own `RuntimeError` where these are no probabilities (`nan`, `inf`, or no token left).
     """
+    if isinstance(row, Few):
+        return row.tokens[_draw_few(row.numbers, number)]
     if row.ids is None:
         return draw_dense(torch.softmax(torch.from_numpy(row.values), dim=-1).numpy(), number)
     if len(row.ids) <= FEW:
-        return int(row.ids[_draw_few(row.values.tolist(), row.values, number)])
+        return int(row.ids[_draw_few(row.values.tolist(), number)])
     values = row.values.astype(np.float64)
     highest = values.max(initial=-np.inf)
     if not np.isfinite(highest):
@@ -51,15 +56,15 @@ def draw(row: Scores, number: float) -> int:
     return int(row.ids[_place(total, number * total[-1])])
 
 
-def _draw_few(values: list[float], array: npt.NDArray[np.float32], number: float) -> int:
+def _draw_few(values: list[float], number: float) -> int:
     """The same without numpy, whose functions a decode has driven out of the processor's cache."""
     highest = max(values, default=-math.inf)
     if not math.isfinite(highest):
-        return _refused(torch.softmax(torch.from_numpy(array), dim=-1))
+        return _refused(torch.softmax(torch.tensor(values), dim=-1))
     total = 0.0
     sums = [total := total + math.exp(value - highest) for value in values]
     if math.isnan(total):
-        return _refused(torch.softmax(torch.from_numpy(array), dim=-1))
+        return _refused(torch.softmax(torch.tensor(values), dim=-1))
     place = bisect_right(sums, number * total)
     return place if place < len(sums) else bisect_left(sums, total)
 

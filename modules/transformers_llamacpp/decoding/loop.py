@@ -139,7 +139,7 @@ class _Chooser:
     """From logits to tokens. `rows`: those of the text that are still decoded, one for each row of logits."""
 
     def __init__(self, processors: Any, text: GrowingText, trace: Trace, do_sample: bool, numbers: Numbers) -> None:
-        self._chain = Chain(processors)
+        self._chain = processors if isinstance(processors, Chain) else Chain(processors)
         self._text, self._trace, self._do_sample, self._numbers = text, trace, do_sample, numbers
         self._plain = not (len(self._chain) or do_sample or trace.returned)
         self.foreign, self.row_by_row = bool(self._chain.foreign), self._chain.row_by_row

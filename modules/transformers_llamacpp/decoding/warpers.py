@@ -12,6 +12,6 @@ makes it. Everything runs on the calling thread.
 from __future__ import annotations
 
 from .warping.chain import Chain
-from .warping.rows import Scores
+from .warping.rows import Few, Scores
 
-__all__ = ["Chain", "Scores"]
+__all__ = ["Chain", "Few", "Scores"]

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-__all__ = ["Batch", "Floats", "Ids", "Row", "Scores"]
+__all__ = ["Batch", "Few", "Floats", "Ids", "Row", "Scores"]
 
 Floats = npt.NDArray[np.float32]
 Ids = npt.NDArray[np.int64]
@@ -34,6 +34,23 @@ class Scores:
         scores = np.full(n_vocab, -np.inf, np.float32)
         scores[self.ids] = self.values
         return scores
+
+
+class Few(Scores):
+    """Scores of few tokens, as Python's own numbers; arrays are made of them only for those who ask."""
+
+    __slots__ = ("numbers", "tokens")
+
+    def __init__(self, tokens: list[int], numbers: list[float]) -> None:
+        self.tokens, self.numbers = tokens, numbers
+
+    @property
+    def ids(self) -> Ids:  # type: ignore[override]
+        return np.array(self.tokens, np.int64)
+
+    @property
+    def values(self) -> Floats:  # type: ignore[override]
+        return np.array(self.numbers, np.float32)
 
 
 class Row:

@@ -14,16 +14,13 @@ import numpy as np
 
 from .nucleus import SMALLEST, SOFTMAX_ERROR, sum_error
 from .peaks import SMALL, Peaks
-from .rows import Floats, Ids, Row, Scores
+from .rows import Few, Floats, Ids, Row, Scores
 from .truncating import SLACK, cuts
 
 __all__ = ["ShortTail"]
 
 MOST = 256
 """Tokens that a top-k may leave."""
-
-SAMPLE = 2048
-"""Scores that are looked at first."""
 
 NAMES = ("TopPLogitsWarper", "MinPLogitsWarper")
 
@@ -36,6 +33,7 @@ class ShortTail:
         last = len(names)
         while last and names[last - 1] in NAMES:
             last -= 1
+        self._depth = 8.0
         self.begin = len(names)
         """The first processor that this does; the number of processors where it does none."""
         if last and names[last - 1] == "TopKLogitsWarper":
@@ -57,8 +55,7 @@ class ShortTail:
                 return None
             order = order[first:]
         order.sort()
-        kept = [scores[index] for index in order]
-        return Scores(np.array([ids[index] for index in order], np.int64), np.array(kept, np.float32))
+        return Few([ids[index] for index in order], [scores[index] for index in order])
 
     def _candidates(self, row: Row) -> tuple[list[int], list[float], list[int]] | None:
         """Tokens, their scores, and the places of the `top_k` among them, the least probable first."""
@@ -71,7 +68,10 @@ class ShortTail:
             if divisor is not None or type(temperature) not in (float, int) or not 1e-3 <= temperature <= 1e3:
                 return None
             divisor = np.float32(temperature)
-        at = _at_least_top(values, k, 0.0 if divisor is None else SLACK)
+        slack = 0.0 if divisor is None else SLACK
+        at = self._as_deep_as_last(values, k, slack)
+        if at is None:
+            at = _at_least_top(values, k, slack)
         if at is None:
             return None
         found = values[at]
@@ -80,25 +80,29 @@ class ShortTail:
         ids, scores = at.tolist(), found.tolist()
         order = sorted(range(len(ids)), key=scores.__getitem__)
         least = scores[order[-k]]
+        depth = scores[order[-1]] - scores[order[-min(2 * k, len(order))]]
+        self._depth = (depth if len(order) >= 2 * k else depth * 1.25 + 0.5) * float(1.0 if divisor is None else divisor)
         return ids, scores, order[bisect_left(order, least, key=scores.__getitem__) :]
+
+    def _as_deep_as_last(self, values: Floats, k: int, slack: float) -> Ids | None:
+        """What `_at_least_top` finds, where the `k`-th largest lies about as far below the largest as in the last step; as few
+        passes and calls as there can be."""
+        top = float(values.max())
+        if not abs(top) < 1e30:
+            return None
+        bound = top - self._depth
+        at: Ids = (values >= bound).nonzero()[0]
+        if not k <= len(at) <= 2 * MOST or (slack and not _reaches(values[at], k, slack, bound)):
+            return None
+        return at
 
 
 def _at_least_top(values: Floats, k: int, slack: float) -> Ids | None:
     """Where the `k` largest are, what ties with them, and all that are lower by no more than the part `slack`; mostly some
-    more. `None`: that is not to be had like this.
-
-    A few thousand of them, evenly spread, tell nearly always where to look; how many are found there tells whether they did.
-    """
+    more. `None`: that is not to be had like this."""
     peaks = Peaks(values)
     if not abs(peaks.top()) < 1e30:
         return None
-    stride = len(values) // SAMPLE
-    if stride:
-        rank = 3 + k * 3 // (2 * stride)
-        bound = float(np.partition(values[::stride], -rank)[-rank])
-        at = peaks.at_least(bound if abs(bound) < 1e30 else math.inf)
-        if k <= len(at) <= 4 * MOST and (not slack or _reaches(values[at], k, slack, bound)):
-            return at
     bound = float(np.partition(Peaks(values, 4 * MOST).maxima, -k)[-k])
     if not abs(bound) < 1e30:
         return None
