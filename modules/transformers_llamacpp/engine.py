@@ -6,9 +6,10 @@ The engine knows nothing of tensors, masks, beams or transformers.
 from __future__ import annotations
 
 import logging
+import threading
 from array import array
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
@@ -25,14 +26,19 @@ from .errors import (
     ModelLoadError,
     UnsupportedFeatureError,
 )
-from .evaluation import Evaluation, Progress, Usage, Wanted, plain_step
+from .evaluation import Displaced, Evaluation, Progress, Wanted, can_step, plain_step
 from .guarded_lock import GuardedLock
 from .pool import SequencePool
 from .recall import Recall
+from .recovery import Recovery
 from .registry import Keeping
 from .reuse import Reuse
 from .saved import Saved, SavedStates
+from .scheduler import Scheduler
 from .sequence import Sequence, shared_prefix
+from .slices import Slices
+from .turn import Ask
+from .usage import Usage
 
 if TYPE_CHECKING:
     from .state_folder import StateFolder
@@ -45,7 +51,7 @@ __all__ = ["Engine", "Held", "Progress", "Usage", "Wanted"]
 
 TIGHT = Reuse("none", "the rows fit into n_cells only where they share their beginnings, and with known texts they would not")
 
-WHERE = {"host": "host memory", "disk": "state_dir"}
+PLAIN = Wanted()
 
 RECALL_BYTES = 128 << 20
 """Hidden states of earlier texts take at most so much, and never more than `host_cache_bytes`."""
@@ -92,8 +98,10 @@ class Engine:
         self.recall = Recall(min(host_cache_bytes, RECALL_BYTES) if prefix_reuse else 0)
         self.lock = GuardedLock()
         self.closed = False
+        self.scheduler = Scheduler(self.pool, self.lock, self._ready)
+        self._slices = Slices(lambda: self.pool.room.pushed_out, lambda: self.scheduler.running > 1)
+        self._recovery = Recovery(self.pool, self._run)
         self._plain_calls = 0
-        self._calls = 0
         self._held = Held(0, 0, 0, backend.limits.n_cells, 0)
 
     @contextmanager
@@ -101,12 +109,8 @@ class Engine:
         """While a `generate()` runs: what no running call uses may leave the buffer."""
         with self.lock:
             self._ready()
-            self._calls += 1
-        try:
+        with self.scheduler.call():
             yield
-        finally:
-            with self.lock:
-                self._calls -= 1
 
     # -- requests -----------------------------------------------------------------------------------------------
 
@@ -131,9 +135,10 @@ class Engine:
         with self.lock:
             self._ready()
             busy = beside or []
-            if (cold or not self.pool.keeping.prefix_reuse) and tokens:
+            alone = self.scheduler.running <= in_call
+            if tokens and alone and (cold or not self.pool.keeping.prefix_reuse):
                 self.pool.room.empty_buffer()
-            self.pool.make_lean(list(zip(tokens, first_output, strict=True)), busy, self._calls <= in_call)
+            self.pool.make_lean(list(zip(tokens, first_output, strict=True)), busy, alone)
             made: list[Sequence] = []
             starts: list[tuple[Sequence, int | None]] = []
             try:
@@ -205,7 +210,7 @@ class Engine:
         self,
         jobs: list[Job],
         usage: Usage,
-        wanted: Wanted = Wanted(),  # noqa: B008 - frozen
+        wanted: Wanted = PLAIN,
     ) -> None:
         """Store the jobs' tokens and fill in their `logits` (and what else is `wanted`).
 
@@ -216,6 +221,7 @@ class Engine:
         Raises `ContextOverflowError` before anything is decoded, `CacheFullError`, `DecodeError`,
         `GenerationCancelled`, `UnsupportedFeatureError` for layers that cannot be seen, and whatever `progress` raises.
         """
+        alone = self.scheduler.alone
         with self.lock:
             self._ready()
             jobs = [job for job in jobs if len(job.tokens)]
@@ -226,24 +232,40 @@ class Engine:
                     raise ContextOverflowError(needed, self.n_ctx, row if len(jobs) > 1 else None)
                 self._check_tokens(job)
             self._choose_context(wanted.layers)
-            before = [len(job.sequence.tokens) for job in jobs]
-            lost: dict[int, array[int]] = {}
-            away = not all(job.sequence.resident for job in jobs)
-            try:
-                runs = [self._bring_in(job, jobs, lost, usage) for job in jobs]
+            if alone or any(job.sequence.moves for job in jobs):
+                self._evaluate(jobs, usage, wanted)
+                return
+        try:
+            self._evaluate(jobs, usage, wanted, self.scheduler)
+        except Displaced:
+            with self._slices.turn(), self.lock:
+                self._ready()
+                self._evaluate(jobs, usage, wanted)
+
+    def _evaluate(self, jobs: list[Job], usage: Usage, wanted: Wanted, scheduler: Scheduler | None = None) -> None:
+        """With a `scheduler` in decodes that other calls share, otherwise with the lock held."""
+        before = [len(job.sequence.tokens) for job in jobs]
+        lost: dict[int, array[int]] = {}
+        away = not all(job.sequence.resident for job in jobs)
+        recovery = self._recovery
+        try:
+            with self._brought_in([job.sequence for job in jobs]), self.lock:
+                runs = [recovery.bring_in(job, jobs, lost, usage) for job in jobs]
                 if not all(job.sequence.resident for job in jobs):  # a larger context was made, and came up empty
-                    self._roll_back(jobs, before, lost)
-                    runs = [self._bring_in(job, jobs, lost, usage) for job in jobs]
-                self._run(runs, {job.sequence for job in jobs}, usage, wanted)
-            except BaseException:
+                    recovery.roll_back(jobs, before, lost)
+                    runs = [recovery.bring_in(job, jobs, lost, usage) for job in jobs]
+            self._run(runs, {job.sequence for job in jobs}, usage, wanted, scheduler)
+        except BaseException:
+            with self.lock:
                 if not self.closed:
-                    self._roll_back(jobs, before, lost)
+                    recovery.roll_back(jobs, before, lost)
                     self.pool.room.trim()
-                raise
-            if away:
+            raise
+        if away:
+            with self.lock:
                 self.pool.room.trim()
-            for job, run in zip(jobs, runs, strict=True):
-                job.logits, job.embeddings, job.layers = run.logits, run.embeddings, run.layers
+        for job, run in zip(jobs, runs, strict=True):
+            job.logits, job.embeddings, job.layers = run.logits, run.embeddings, run.layers
 
     def step(
         self, sequences: list[Sequence], tokens: list[int], usage: Usage, read: Callable[[npt.NDArray[np.float32]], T]
@@ -252,21 +274,39 @@ class Engine:
         `(len(sequences), n_vocab)`. All or nothing, as `evaluate`, whose errors it raises.
 
         `read` may write into what it is given: it is llama.cpp's own buffer, which the next decode overwrites. So `read` is
-        called under the engine's lock, and must keep no view of it.
+        called under the engine's lock, on the thread of whichever call decodes, and must keep no view of it, call no model
+        and wait for nobody.
         """
-        with self.lock:
-            self._ready()
-            before = [len(sequence.tokens) for sequence in sequences]
-            try:
+        before = [len(sequence.tokens) for sequence in sequences]
+        try:
+            if not self.scheduler.alone and can_step(self.pool, sequences, tokens):
+                ask = Ask.step(sequences, tokens, usage, threading.get_ident(), read)
+                self.scheduler.decode(ask)
+                if not ask.displaced:
+                    answer: T = ask.answer
+                    return answer
+            with self._brought_in(sequences), self.lock:
+                self._ready()
+                if any(len(sequence.tokens) > length for sequence, length in zip(sequences, before, strict=True)):
+                    self._take_back(sequences, tokens, before)  # a decode was interrupted between the books and the answer
                 if plain_step(self.pool, sequences, tokens, usage):
                     return read(self.backend.logits(len(tokens)))
                 jobs = [one_token(*each) for each in zip(sequences, tokens, strict=True)]
                 self.evaluate(jobs, usage)
                 return read(np.concatenate([job.logits for job in jobs if job.logits is not None]))
-            except BaseException:
+        except BaseException:
+            with self.lock:
                 if not self.closed:
-                    self._roll_back([one_token(*each) for each in zip(sequences, tokens, strict=True)], before, {})
-                raise
+                    self._take_back(sequences, tokens, before)
+            raise
+
+    def _brought_in(self, sequences: list[Sequence]) -> AbstractContextManager[None]:
+        """Before sequences come back that had to leave for a call that still runs: when it is their turn."""
+        away = any(sequence.seq_id is None and sequence.tokens for sequence in sequences)
+        return self._slices.turn() if away and not self.scheduler.alone else nullcontext()
+
+    def _take_back(self, sequences: list[Sequence], tokens: list[int], before: list[int]) -> None:
+        self._recovery.roll_back([one_token(*each) for each in zip(sequences, tokens, strict=True)], before, {})
 
     def no_layers(self) -> UnsupportedFeatureError | None:
         """Why `evaluate` cannot give layers of this model; `None` where it can."""
@@ -288,10 +328,10 @@ class Engine:
                 job, length = Job(sequence, nothing, nothing.astype(np.int8)), len(sequence.tokens)
                 lost: dict[int, array[int]] = {}
                 try:
-                    run = self._bring_in(job, [job], lost, Usage())
-                    self._run([run], {sequence}, Usage(), Wanted())
+                    run = self._recovery.bring_in(job, [job], lost, Usage())
+                    self._run([run], {sequence}, Usage())
                 except BaseException:
-                    self._roll_back([job], [length], lost)
+                    self._recovery.roll_back([job], [length], lost)
                     raise
             return self.pool.room.copy_of(sequence)
 
@@ -408,76 +448,9 @@ class Engine:
             bad = low if low < 0 else high
             raise InvalidInputError(f"token id {bad} is outside the vocabulary 0 .. {limits.n_vocab - 1}")
 
-    def _bring_in(self, job: Job, jobs: list[Job], lost: dict[int, array[int]], usage: Usage) -> Job:
-        """Make the job's sequence resident. Where its tokens must be evaluated again, they go in front of the new ones."""
-        sequence = job.sequence
-        if sequence.resident:
-            return Job(sequence, job.tokens, job.outputs, job.embeds, job.scored)
-        busy = {other.sequence for other in jobs}
-        if (where := self.pool.room.restore(sequence, busy)) is not None:
-            usage.reuse.append(Reuse(where, f"{len(sequence)} tokens of the cache were in {WHERE[where]}"))
-            return Job(sequence, job.tokens, job.outputs, job.embeds, job.scored)
-        history = sequence.tokens
-        if sequence.has_embeddings:
-            raise UnsupportedFeatureError(
-                "positions given by inputs_embeds had to leave the memory and cannot be evaluated again: start over "
-                "with the whole input",
-                "inputs_embeds",
-            )
-        if len(history) == 0:
-            self.pool.room.take_id(sequence, busy)
-            return Job(sequence, job.tokens, job.outputs, job.embeds, job.scored)
-        if job.embeds is not None:
-            self._evaluate_history(sequence, busy, lost, usage)
-            return Job(sequence, job.tokens, job.outputs, job.embeds, job.scored)
-        known = self._begin_again(sequence, busy, lost, usage)
-        reused = len(sequence.tokens)
-        again = np.zeros(len(known) - reused, np.int8)
-        tokens, outputs = np.concatenate([known[reused:], job.tokens]), np.concatenate([again, job.outputs])
-        scored = None if job.scored is None else np.concatenate([again, job.scored])
-        return Job(sequence, tokens, outputs, scored=scored)
-
-    def _evaluate_history(
-        self, sequence: Sequence, busy: set[Sequence], lost: dict[int, array[int]], usage: Usage
-    ) -> None:
-        """Tokens and embeddings cannot share a batch, so a parked history is evaluated on its own before embeddings."""
-        rest = self._begin_again(sequence, busy, lost, usage)[len(sequence.tokens) :]
-        self._run([Job(sequence, rest, np.zeros(len(rest), np.int8))], busy, usage, Wanted())
-
-    def _begin_again(
-        self, sequence: Sequence, busy: set[Sequence], lost: dict[int, array[int]], usage: Usage
-    ) -> npt.NDArray[np.int32]:
-        """Let a parked sequence start anew with what memory has of its text, which is the answer."""
-        history = sequence.tokens
-        lost[id(sequence)] = history
-        sequence.become(array("i"))
-        known = np.array(history, np.int32)
-        usage.reuse.append(self.pool.acquire(sequence, known, len(known), busy))
-        if not sequence.resident:
-            self.pool.room.take_id(sequence, busy)
-        return known
-
-    def _run(self, jobs: list[Job], busy: set[Sequence], usage: Usage, wanted: Wanted) -> None:
-        Evaluation(self.pool, busy, usage, wanted, self._ready).run(jobs)
-
-    def _roll_back(self, jobs: list[Job], before: list[int], lost: dict[int, array[int]]) -> None:
-        """Law 2: whatever happened, what llama.cpp holds and what we believe are made equal first."""
-        for job, length in zip(jobs, before, strict=True):
-            sequence = job.sequence
-            sequence.moves.clear()
-            if sequence.closed:
-                continue
-            if sequence.resident and not self.pool.rewind(sequence, len(sequence)):  # what was stored only in part
-                history = lost.pop(id(sequence), None) or sequence.tokens[:length]
-                self.pool.reset_tokens(sequence, history)
-            elif id(sequence) in lost:
-                self.pool.reset_tokens(sequence, lost.pop(id(sequence)))
-            elif length == 0 and sequence.tokens and sequence.resident:
-                self.pool.split_off(sequence)
-            else:
-                try:
-                    self.pool.truncate(sequence, min(length, len(sequence.tokens)))
-                except UnsupportedFeatureError:  # embeddings in a memory that cannot go back: nobody may go on with it
-                    self.pool.registry.close(sequence)
-                    del sequence.tokens[length:]
-
+    def _run(
+        self, jobs: list[Job], busy: set[Sequence], usage: Usage,
+        wanted: Wanted = PLAIN,
+        scheduler: Scheduler | None = None,
+    ) -> None:  # fmt: skip
+        Evaluation(self.pool, busy, usage, wanted, self._ready, self.lock, scheduler).run(jobs)

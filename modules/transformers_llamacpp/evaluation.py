@@ -1,44 +1,39 @@
-"""One call's tokens through `llama_decode`: batches, retries, checkpoints, moved chunks, a sliding context.
+"""One call's tokens through `llama_decode`: batches, checkpoints, moved chunks, a sliding context.
 
-Runs under the engine's lock; what must hold after a failure is the engine's business.
+What must hold after a failure is the engine's business.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
 from .backend import DecodeStatus
-from .batch import Job, Piece, plan
-from .errors import CacheFullError, DecodeError, GenerationCancelled
+from .batch import Batch, Job, Piece, plan
+from .errors import ClosedError, DecodeError, GenerationCancelled
+from .guarded_lock import GuardedLock
 from .pool import SequencePool
-from .reuse import Reuse
-from .sequence import EMBEDDED, Move, Sequence
+from .sequence import Move, Sequence
+from .turn import ABORTED, Ask, Part, cells_full, serve
+from .usage import Usage
 
-__all__ = ["Evaluation", "Progress", "Usage", "Wanted", "plain_step"]
+if TYPE_CHECKING:
+    from .scheduler import Scheduler
+
+__all__ = ["Displaced", "Evaluation", "Progress", "Wanted", "can_step", "plain_step"]
 
 CHECKPOINT_EVERY = 256
 """Tokens of a prompt between two checkpoints of a memory that cannot be rewound."""
-
-ABORTED = "llama_decode was aborted by the abort callback"
 
 Progress = Callable[[int, int], object]
 """`progress(evaluated, total)` after every decode of a prompt; an answer that is `False` cancels the call."""
 
 Rows = list[npt.NDArray[np.float32]]
-
-
-@dataclass(slots=True)
-class Usage:
-    """What one request cost; counted by the engine, reset by nobody. `reuse`: how each of its texts began."""
-
-    evaluated_tokens: int = 0
-    reused_tokens: int = 0
-    decode_calls: int = 0
-    reuse: list[Reuse] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,13 +47,22 @@ class Wanted:
     prompt: bool = False
 
 
+class Displaced(Exception):
+    """A sequence of the call had to leave the buffer for another call, and only a call of its own brings it back."""
+
+
 class Evaluation:
-    """`busy`: the sequences of the call, which stay in the buffer. `ready` raises where the model was closed meanwhile."""
+    """`busy`: the sequences of the call, which stay in the buffer. `ready` raises where the model was closed meanwhile.
+
+    Without a `scheduler` it runs under the engine's `lock`; with one it must not, and other calls take part in its decodes.
+    """
 
     def __init__(
-        self, pool: SequencePool, busy: set[Sequence], usage: Usage, wanted: Wanted, ready: Callable[[], None]
-    ) -> None:
+        self, pool: SequencePool, busy: set[Sequence], usage: Usage, wanted: Wanted, ready: Callable[[], None],
+        lock: GuardedLock, scheduler: Scheduler | None = None,
+    ) -> None:  # fmt: skip
         self.pool, self.busy, self.usage, self.wanted, self.ready = pool, busy, usage, wanted, ready
+        self.lock, self.scheduler = lock, scheduler
         self.done = self.total = 0
 
     def run(self, jobs: list[Job]) -> None:
@@ -83,7 +87,9 @@ class Evaluation:
         """Positions that are free in a sequence; a full one slides first."""
         n_ctx = self.pool.keeping.n_ctx
         if len(sequence) >= n_ctx and self.pool.keeping.n_sink is not None:
-            self.pool.moving.slide(sequence, self.busy)
+            with self.lock:
+                self._bring_back([sequence])
+                self.pool.moving.slide(sequence, self.busy)
         return n_ctx - len(sequence)
 
     def _move_in(self, job: Job, answer: _Answer) -> int:
@@ -112,28 +118,85 @@ class Evaluation:
         # of each of several where there is no state
         alone = bool(wanted.layers) and (limits.recurrent or any(len(job.tokens) > 1 for job in jobs))
         if wanted.prompt and limits.stateful:
-            self._mark(jobs)
-        for batch, pieces in plan(jobs, size, limits.n_outputs, wanted.embeddings, alone):
-            batch.layers = wanted.layers if batch.n_outputs else ()
-            while (status := self.pool.backend.decode(batch)) is DecodeStatus.NO_SLOT:
-                if not self.pool.room.make_room(self.busy):
-                    raise self._full(batch.n_tokens)
-            if status is DecodeStatus.ABORTED:
-                raise DecodeError(ABORTED, 2)
-            self.usage.decode_calls += 1
-            self.usage.evaluated_tokens += batch.n_tokens
-            self.done += batch.n_tokens
-            for piece in pieces:
-                _store(jobs[piece.index], piece)
-            if batch.n_outputs:
-                self._collect(batch.n_outputs, jobs, pieces, answers)
+            with self.lock:
+                self._bring_back([job.sequence for job in jobs])
+                self._mark(jobs)
+        batches = plan(jobs, size, limits.n_outputs, wanted.embeddings, alone)
+        while (found := self._next(batches, jobs, alone)) is not None:
+            ask, pieces = found
+            self.done += ask.n_tokens
+            _collect(ask, pieces, answers)
             for piece in pieces:
                 if piece.stop in jobs[piece.index].marks:
-                    self.pool.room.checkpoint(jobs[piece.index].sequence)
+                    with self.lock:
+                        self._bring_back([jobs[piece.index].sequence])
+                        self.pool.room.checkpoint(jobs[piece.index].sequence)
             if wanted.progress is not None:
                 if wanted.progress(self.done, self.total) is False:
                     raise GenerationCancelled(self.done, self.total)
                 self.ready()  # the callback may have closed the model
+
+    def _next(
+        self, batches: Iterator[tuple[Batch, list[Piece]]], jobs: list[Job], alone: bool
+    ) -> tuple[Ask, list[Piece]] | None:
+        """Decode one more batch; `None` after the last one."""
+        with self.lock:
+            self._bring_back([job.sequence for job in jobs])
+            batch, pieces = next(batches, (None, []))
+            if batch is None:
+                return None
+            batch.layers = self.wanted.layers if batch.n_outputs else ()
+            ask = self._ask(batch, pieces, jobs, alone)
+            if self.scheduler is None:
+                self._alone(ask)
+                return ask, pieces
+        ends = [(job.sequence, len(job.sequence.tokens)) for job in jobs]
+        self.scheduler.decode(ask)
+        if ask.displaced:
+            with self.lock:
+                known = sum(len(sequence.tokens) for sequence, _ in ends)
+                if known != sum(length for _, length in ends) + ask.done:
+                    raise Displaced  # interrupted in the middle: what is in the books is not what was decoded
+                self._bring_back(ask.sequences)
+                self._alone(ask)
+        return ask, pieces
+
+    def _ask(self, batch: Batch, pieces: list[Piece], jobs: list[Job], alone: bool) -> Ask:
+        mine = [jobs[piece.index] for piece in pieces]
+        scored = None
+        if any(job.scored is not None for job in mine):
+            parts = [
+                (job.outputs if job.scored is None else job.scored)[piece.start : piece.stop]
+                for job, piece in zip(mine, pieces, strict=True)
+            ]
+            scored = np.concatenate(parts)
+        counts = [piece.stop - piece.start for piece in pieces]
+        sequences = [job.sequence for job in mine]
+        solo = alone or bool(self.wanted.layers and batch.n_outputs < batch.n_tokens)
+        return Ask.of_batch(batch, sequences, counts, self.usage, threading.get_ident(), scored, solo)
+
+    def _alone(self, ask: Ask) -> None:
+        """What is left of the ask, in a decode of its own; lock held."""
+        part = Part.of(ask, ask.left, ask.n_tokens)
+        if not serve(self.pool, [part], self.busy):
+            raise cells_full(self.pool, part.n, self.busy)
+
+    def _bring_back(self, sequences: list[Sequence]) -> None:
+        """Where calls share decodes, another one may have needed the room; lock held."""
+        if self.scheduler is None:
+            return
+        self.ready()
+        for sequence in sequences:
+            if sequence.closed:
+                raise ClosedError(f"{sequence} cannot go on; start again with the whole text")
+            if sequence.resident:
+                continue
+            if not sequence.tokens:
+                self.pool.room.take_id(sequence, self.busy)
+            elif self.pool.room.restore(sequence, self.busy) is None:
+                raise Displaced
+        if not all(sequence.resident for sequence in sequences):
+            raise Displaced
 
     def _mark(self, jobs: list[Job]) -> None:
         """Where checkpoints are made: where the call began, where texts are known to part, every so many tokens, and before
@@ -149,39 +212,25 @@ class Evaluation:
                 places.add(job.sequence.branch - first)
             job.marks = tuple(sorted(places))
 
-    def _full(self, n: int) -> CacheFullError:
-        limits, used = self.pool.backend.limits, sum(len(sequence) for sequence in self.busy)
-        return CacheFullError(
-            f"{n} more tokens do not fit: {len(self.busy)} sequences with {used} tokens fill the {limits.n_cells} KV cells. "
-            "Load the model with a larger n_cells, or use fewer or shorter rows.",
-            used + n,
-            limits.n_cells,
-        )
 
-    def _collect(self, n: int, jobs: list[Job], pieces: list[Piece], answers: list[_Answer]) -> None:
-        backend = self.pool.backend
-        _copy(backend.logits(n), pieces, [answer.logits for answer in answers], jobs)
-        if self.wanted.embeddings:
-            _copy(backend.embeddings(n), pieces, [answer.hidden for answer in answers])
-        if self.wanted.layers:
-            _copy(backend.layers(n), pieces, [answer.layers for answer in answers])
+def can_step(pool: SequencePool, sequences: list[Sequence], tokens: list[int]) -> bool:
+    """Whether a decode of a token for each of them is all there is to do: nothing has to be brought back, to slide or to be
+    refused."""
+    n_ctx, limits = pool.keeping.n_ctx, pool.backend.limits
+    if not 0 < len(tokens) <= min(limits.n_batch, limits.n_outputs) or pool.backend.records_layers:
+        return False
+    for sequence, token in zip(sequences, tokens, strict=True):
+        if sequence.seq_id is None or sequence.closed or len(sequence) >= n_ctx or not 0 <= token < limits.n_vocab:
+            return False
+    return True
 
 
 def plain_step(pool: SequencePool, sequences: list[Sequence], tokens: list[int], usage: Usage) -> bool:
-    """One decode of a token for each of them, where that is all there is to do. False: something has to be brought back, to
-    slide, to be refused or to make room; nothing was stored."""
-    backend, n_ctx = pool.backend, pool.keeping.n_ctx
-    limits = backend.limits
-    if not 0 < len(tokens) <= min(limits.n_batch, limits.n_outputs) or backend.records_layers:
+    """That decode; lock held. False: it is not all there is to do, or there is no room; nothing was stored."""
+    if not can_step(pool, sequences, tokens):
         return False
-    positions, seq_ids = [], []
-    for sequence, token in zip(sequences, tokens, strict=True):
-        position = len(sequence)
-        if sequence.seq_id is None or sequence.closed or position >= n_ctx or not 0 <= token < limits.n_vocab:
-            return False
-        positions.append(position)
-        seq_ids.append(sequence.seq_id)
-    status = backend.decode_tokens(tokens, positions, seq_ids)
+    positions = [len(sequence) for sequence in sequences]
+    status = pool.backend.decode_tokens(tokens, positions, [pool.memory.id_of(sequence) for sequence in sequences])
     if status is DecodeStatus.NO_SLOT:
         return False
     if status is DecodeStatus.ABORTED:
@@ -215,31 +264,26 @@ def _moves(job: Job, move: Move, begin: int) -> bool:
     return same and not job.outputs[begin:stop].any()
 
 
-def _store(job: Job, piece: Piece) -> None:
-    if job.embeds is not None:
-        job.sequence.append(np.full(piece.stop - piece.start, EMBEDDED, np.int32))
-    else:
-        job.sequence.append(job.tokens[piece.start : piece.stop])
-
-
-def _copy(
-    rows: npt.NDArray[np.float32], pieces: list[Piece], into: list[Rows], jobs: list[Job] | None = None
-) -> None:
-    """Copy each piece's rows out of the backend's buffer; with `jobs`, only those that are `scored`."""
-    at = 0
-    for piece in pieces:
-        if not piece.n_outputs:
+def _collect(ask: Ask, pieces: list[Piece], answers: list[_Answer]) -> None:
+    """To each job the rows of its pieces."""
+    batch = ask.batch
+    assert batch is not None
+    for found, into, scored in (
+        (_joined(ask.logits), [answer.logits for answer in answers], ask.scored),
+        (_joined(ask.hidden), [answer.hidden for answer in answers], None),
+        (_joined(ask.layers), [answer.layers for answer in answers], None),
+    ):
+        if found is None:
             continue
-        mine = rows[at : at + piece.n_outputs]
-        at += piece.n_outputs
-        scored = None if jobs is None else jobs[piece.index].scored
-        if scored is None:
-            into[piece.index].append(mine.copy())
-            continue
-        assert jobs is not None
-        kept = scored[piece.start : piece.stop][jobs[piece.index].outputs[piece.start : piece.stop] != 0] != 0
-        if kept.any():
-            into[piece.index].append(mine[kept])  # indexing by a mask copies
+        at = begin = 0
+        for piece in pieces:
+            end = begin + piece.stop - piece.start
+            n = piece.n_outputs
+            if scored is not None:
+                n = int(np.count_nonzero(scored[begin:end][batch.outputs[begin:end] != 0]))
+            if n:
+                into[piece.index].append(found[at : at + n])
+            at, begin = at + n, end
 
 
 def _joined(parts: Rows) -> npt.NDArray[np.float32] | None:

@@ -18,6 +18,12 @@ class GuardedLock:
         self._lock = threading.RLock()
         self.interrupted = False
 
+    @property
+    def mine(self) -> bool:
+        """The calling thread holds it."""
+        # what threading.Condition asks too; an owner noted here would be one more place for an interrupt to come between
+        return bool(self._lock._is_owned())  # type: ignore[attr-defined]
+
     def __enter__(self) -> GuardedLock:
         self._lock.acquire()
         return self

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import threading
 import weakref
 from pathlib import Path
@@ -33,6 +34,9 @@ IGNORED = frozenset({"cache_position", "return_dict", "synced_gpus", "is_first_i
 
 STEPS = ("forward", "prepare_inputs_for_generation", "_update_model_kwargs_for_generation", "__call__", "_call_impl")
 """What transformers' loops call in every step, and our own loop does not."""
+
+LEAVE_SECONDS = 5.0
+"""Calls on other threads get so long to end when the process does."""
 
 GLOBAL_HOOKS = tuple(
     getattr(torch.nn.modules.module, name) for name in ("_global_forward_hooks", "_global_forward_pre_hooks")
@@ -77,9 +81,10 @@ class LlamaCppForCausalLM(LlamaCppGenerationMixin, PreTrainedModel, GenerationMi
         self._tokenizer: Any = None
         self._load_lock = threading.Lock()
         self.training = False
-        # a model that is dropped without close() must not keep its memory; at exit this also frees contexts before llama.cpp
-        # itself is torn down
+        # a model that is dropped without close() must not keep its memory
         self._finalizer = weakref.finalize(self, _free, engine, native)
+        self._finalizer.atexit = False
+        _open_models.add(self)
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name == "assistant_model":  # torch would make it a part of this model, with all its parameters
@@ -402,6 +407,20 @@ def _free(engine: Engine, native: NativeModel) -> None:
     with engine.lock:
         engine.close()
         native.close()
+
+
+_open_models: weakref.WeakSet[LlamaCppForCausalLM] = weakref.WeakSet()
+
+
+@atexit.register
+def _close_all() -> None:
+    """Before llama.cpp itself is torn down its contexts are freed. Daemon threads that still generate are let out with a
+    `ClosedError`: Python ends them wherever they are, and inside torch that takes the process with it."""
+    models = list(_open_models)
+    for model in models:
+        model.close()
+    for model in models:
+        model.engine.scheduler.wait_until_left(LEAVE_SECONDS)
 
 
 def _masks(

@@ -318,6 +318,7 @@ class SequencePool:
     def repair(self) -> None:
         """After an interrupt in the middle of anything: where the books are wrong, the buffer is emptied and they are written
         anew. What was in it and is kept by somebody is evaluated again; what was saved is what it was."""
+        self.registry.renew_tree()
         try:
             self.check()
         except Exception:

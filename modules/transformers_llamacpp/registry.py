@@ -106,11 +106,16 @@ class Registry:
         self._clock += 1
         sequence.last_use = self._clock
 
+    def renew_tree(self) -> None:
+        """The tree follows from the texts; one that may be half written is made anew."""
+        self._tree, self._changed = PrefixTree(), {}
+        for sequence in self.sequences:
+            self.changed(sequence)
+
     def rebuild(self) -> None:
         """Empty the buffer, and believe of the sequences only what they mean and what was saved of them."""
         self.backend.clear()
         self.memory.renew()
-        self._tree, self._changed = PrefixTree(), {}
         self.sequences[:] = [sequence for sequence in self.sequences if not sequence.closed]
         for sequence in self.sequences:
             sequence.seq_id, sequence.shares = None, False
@@ -118,7 +123,6 @@ class Registry:
             sequence.checkpoints = [c for c in sequence.checkpoints if c.stop <= len(sequence)]
             if not sequence.is_saved:
                 sequence.saved, sequence.dropped = None, 0
-            self.changed(sequence)
 
     def check(self) -> None:
         """Raise `AssertionError` where the tree has another text of a sequence than the sequence."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import time
 from collections.abc import Callable, Collection, Iterable
 
 import numpy as np
@@ -34,6 +36,8 @@ class Room:
         self.registry = registry
         self.backend, self.memory, self.states = registry.backend, registry.memory, registry.states
         self.sequences = registry.sequences
+        self.pushed_out = -math.inf
+        """When a sequence that somebody goes on with last had to leave for another call (`time.perf_counter`)."""
 
     def part_at(self, saved: Saved, position: int, tail: int | None = None) -> Saved:
         """The shortest chain that holds `position` positions; it ends there where that is worth a cut: not for a beginning of
@@ -313,6 +317,7 @@ class Room:
         self._note_span(s for s in self.sequences if s.resident)
         self.park(min(held, key=lambda s: s.last_use))
         self.trim()
+        self.pushed_out = time.perf_counter()
         return True
 
     def _grow(self, busy: Collection[Sequence]) -> bool:

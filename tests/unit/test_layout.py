@@ -15,7 +15,7 @@ ROOT = Path(__file__).resolve().parents[2]
 ENGINE = ROOT / "modules" / "transformers_llamacpp"
 
 LAYERS = (
-    {"errors", "options", "batch", "reuse", "guarded_lock"},
+    {"errors", "options", "batch", "reuse", "usage", "guarded_lock", "slices"},
     {"backend", "gguf_reader", "output_head"},
     {"native", "testing"},
     {"sequence"},
@@ -25,7 +25,8 @@ LAYERS = (
     {"room"},
     {"moving"},
     {"pool"},
-    {"evaluation"},
+    {"turn"},
+    {"evaluation", "mix", "recovery", "scheduler"},
     {"engine"},
     {"cache", "cache_row", "rows", "request", "compat", "hidden"},
     {"decoding"},
@@ -54,7 +55,7 @@ ONLY_IN = {
 
 NO_TORCH = {"errors", "options", "batch", "backend", "native", "sequence", "pool", "engine", "testing", "output_head"} | {
     "tree", "chunks", "saved", "state_file", "state_folder", "memory", "recall", "evaluation", "reuse", "registry",
-    "room", "moving",
+    "room", "moving", "usage", "turn", "mix", "recovery", "scheduler", "slices",
 }  # fmt: skip
 """The engine proper speaks numpy."""
 

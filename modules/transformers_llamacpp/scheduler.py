@@ -1,0 +1,315 @@
+"""Continuous batching: calls that wait at the same time share one `llama_decode`.
+
+There is no thread that decodes. A call that wants tokens decoded and finds nobody at it does so itself, for all that wait
+(it *leads*); the others sleep until their rows are there. After a decode the calls that took part are expected back with
+their next token shortly, and the last of them leads again, so that in the steady state nothing is handed from one thread to
+another. Nobody waits long for a call that takes its time.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from .errors import DecodeError, LlamaCppError
+from .guarded_lock import GuardedLock
+from .mix import mixed
+from .pool import SequencePool
+from .turn import Ask, Part, cells_full, serve
+
+__all__ = ["Scheduler"]
+
+PATIENCE = 0.5
+"""A call is waited for at most this part of the last decode's time, and one that mostly takes longer not at all."""
+
+SHORTEST_WAIT, LONGEST_WAIT = 0.002, 0.05
+"""Seconds; bounds of that."""
+
+PROMPT_SECONDS = 0.1
+"""A prompt that is read while other calls write gets portions that take about so long."""
+
+PORTION = 64
+"""Tokens of such a portion at least, and as long as nothing is known of the machine's speed."""
+
+WEIGHT = 0.3
+"""Of the last value in a running mean."""
+
+
+@dataclass(slots=True)
+class _Caller:
+    """A thread inside `generate()`. `thinks`: seconds from its rows to its next tokens, a running mean. `writes`: the last it
+    asked for was no prompt."""
+
+    depth: int = 0
+    writes: bool = False
+    answered: float | None = None
+    thinks: float | None = None
+
+
+@dataclass(slots=True)
+class _Pace:
+    """What decodes took."""
+
+    last: float = 0.0
+    per_token: float | None = None
+    """Of prompts."""
+
+    def note(self, seconds: float, parts: list[Part]) -> None:
+        self.last = seconds
+        prompt = sum(part.n for part in parts if not part.ask.dense)
+        if prompt * 2 > PORTION:
+            value = seconds / sum(part.n for part in parts)
+            self.per_token = value if self.per_token is None else self.per_token + WEIGHT * (value - self.per_token)
+
+    @property
+    def patience(self) -> float:
+        return min(max(PATIENCE * self.last, SHORTEST_WAIT), LONGEST_WAIT)
+
+    @property
+    def portion(self) -> int:
+        return PORTION if not self.per_token else max(PORTION, int(PROMPT_SECONDS / self.per_token))
+
+
+class Scheduler:
+    """`ready` raises where the model was closed meanwhile; it is called under `lock`, the engine's, as every decode is made."""
+
+    def __init__(self, pool: SequencePool, lock: GuardedLock, ready: Callable[[], None]) -> None:
+        self._pool, self._lock, self._ready = pool, lock, ready
+        self._mutex = threading.Lock()  # for what follows; never held while waiting for the engine's lock
+        self._queue: list[Ask] = []
+        self._leader: Ask | None = None
+        """Whose thread decodes."""
+        self._gatherer: Ask | None = None
+        """Whose thread does if those who are away do not come back by the deadline. With a queue there is one of the two."""
+        self._deadline = 0.0
+        self._away: set[int] = set()
+        """Callers that are expected back."""
+        self._callers: dict[int, _Caller] = {}
+        self._born = 0
+        self._pace = _Pace()
+
+    # -- callers -------------------------------------------------------------------------------------------------
+
+    @contextmanager
+    def call(self) -> Iterator[None]:
+        """While this thread is inside `generate()`."""
+        me = threading.get_ident()
+        with self._mutex:
+            self._callers.setdefault(me, _Caller()).depth += 1
+        try:
+            yield
+        finally:
+            with self._mutex:
+                caller = self._callers[me]
+                caller.depth -= 1
+                if not caller.depth:
+                    del self._callers[me]
+                    self._back(me)
+
+    @property
+    def running(self) -> int:
+        """Calls that run, with those inside another one."""
+        with self._mutex:
+            return sum(caller.depth for caller in self._callers.values())
+
+    def wait_until_left(self, seconds: float) -> bool:
+        """Whether all calls have ended by then."""
+        deadline = time.perf_counter() + seconds
+        while self._callers and time.perf_counter() < deadline:
+            time.sleep(0.01)
+        return not self._callers
+
+    @property
+    def alone(self) -> bool:
+        """Nobody could share a decode with the calling thread."""
+        return len(self._callers) < 2 or self._lock.mine
+
+    # -- decoding ------------------------------------------------------------------------------------------------
+
+    def decode(self, ask: Ask) -> None:
+        """Return when the ask is done or `displaced`. Not under the engine's lock.
+
+        Raises the ask's own error, and whatever interrupts this thread; then nobody decodes any of its tokens any more once
+        the engine's lock was to be had.
+        """
+        try:
+            if self._joins(ask) or self._sleep(ask):
+                self._lead(ask)
+        except BaseException:
+            with self._mutex:
+                self._withdraw(ask)
+            raise
+        if ask.error is not None:
+            raise ask.error
+
+    def _joins(self, ask: Ask) -> bool:
+        """Queue the ask; whether this thread leads."""
+        with self._mutex:
+            self._born += 1
+            ask.born = self._born
+            self._queue.append(ask)
+            caller = self._callers.get(ask.caller)
+            if caller is not None and caller.answered is not None:
+                thought = time.perf_counter() - caller.answered
+                caller.thinks = thought if caller.thinks is None else caller.thinks + WEIGHT * (thought - caller.thinks)
+                caller.answered = None
+            self._away.discard(ask.caller)
+            if self._leader is not None:
+                return False
+            if self._away:
+                if self._gatherer is None:
+                    self._gatherer = ask
+                return False
+            self._leader, self._gatherer = ask, None
+            return True
+
+    def _sleep(self, ask: Ask) -> bool:
+        """Until the ask is finished (False), or it is this thread's turn to lead (True)."""
+        while True:
+            with self._mutex:
+                if ask.finished:
+                    return False
+                if self._leader is ask:
+                    return True
+                seconds = -1.0
+                if self._gatherer is ask:
+                    seconds = self._deadline - time.perf_counter()
+                    if seconds <= 0 or not self._away:
+                        self._away.clear()
+                        self._leader, self._gatherer = ask, None
+                        return True
+            ask.wake.acquire(timeout=seconds)
+
+    def _lead(self, mine: Ask) -> None:
+        """Decode until `mine` is finished, whoever leads then."""
+        try:
+            while True:
+                with self._lock:
+                    self._ready()
+                    self._round()
+                with self._mutex:
+                    if mine.finished:
+                        return
+                    if self._away:  # those who took part come back first
+                        self._leader, self._gatherer = None, mine
+                if not self._sleep(mine):
+                    return
+        finally:
+            with self._mutex:
+                self._withdraw(mine)
+
+    def _withdraw(self, ask: Ask) -> None:
+        """It wants nothing any more, nor does its thread decode: the one who waits longest does, at once or when those who are
+        away are back; mutex held."""
+        if ask in self._queue:
+            self._queue.remove(ask)
+        if self._leader is ask:
+            self._leader = None
+        if self._gatherer is ask:
+            self._gatherer = None
+        if not self._queue or self._leader is not None or self._gatherer is not None:
+            return
+        if self._away:
+            self._gatherer = self._queue[0]
+        else:
+            self._leader = self._queue[0]
+        _wake(self._queue[0])
+
+    def _back(self, caller: int) -> None:
+        """This caller is not expected any more; mutex held."""
+        self._away.discard(caller)
+        if not self._away and self._gatherer is not None:
+            _wake(self._gatherer)
+
+    # -- one decode; under the engine's lock ---------------------------------------------------------------------
+
+    def _round(self) -> None:
+        with self._mutex:
+            waiting = list(self._queue)
+            writing = any(caller.writes for caller in self._callers.values()) or any(ask.dense for ask in waiting)
+        for ask in waiting:
+            self._prepare(ask)
+        waiting = [ask for ask in waiting if not ask.displaced and ask.error is None]
+        portion = self._pace.portion if writing else None
+        parts = mixed(waiting, self._pool.backend.limits, portion)
+        began = time.perf_counter()
+        try:
+            if parts:
+                self._serve(parts)
+        except BaseException:
+            for part in parts:  # what they have is in the books, or not: each call looks for itself
+                part.ask.displaced = True
+            raise
+        finally:
+            now = time.perf_counter()
+            if parts:
+                self._pace.note(now - began, parts)
+            with self._mutex:
+                self._answered(now, [part.ask for part in parts])
+
+    def _prepare(self, ask: Ask) -> None:
+        """Whether the ask can be served as it is; what happened while it waited is noted in it."""
+        try:
+            if ask.batch is not None and ask.batch.layers:
+                self._pool.room.record_layers(True)  # another call may have done without
+        except LlamaCppError as error:
+            ask.error = error
+        ask.displaced = not ask.resident()
+
+    def _serve(self, parts: list[Part]) -> None:
+        busy = {sequence for part in parts for sequence in part.ask.sequences}
+        try:
+            if serve(self._pool, parts, busy):
+                return
+        except DecodeError as error:
+            if error.status == 2:  # aborted, for all of them
+                for part in parts:
+                    part.ask.error = error
+                return
+            if len(parts) == 1:
+                parts[0].ask.error = error
+                return
+            for sequence in busy:
+                if not self._pool.rewind(sequence, len(sequence)):
+                    self._pool.reset_tokens(sequence, sequence.tokens)
+        for part in parts:
+            self._serve_alone(part)
+
+    def _serve_alone(self, part: Part) -> None:
+        """What is wrong with one call is nothing to the others; and where there is no room for all, there may be for each."""
+        ask = part.ask
+        if not ask.resident():
+            ask.displaced = True
+            return
+        try:
+            if not serve(self._pool, [part], set(ask.sequences)):
+                raise cells_full(self._pool, part.n, ask.sequences)
+        except LlamaCppError as error:
+            ask.error = error
+
+    def _answered(self, now: float, served: list[Ask]) -> None:
+        """Wake those whose asks are finished, and let others go first with what is left; mutex held."""
+        self._deadline = now + self._pace.patience
+        for ask in list(self._queue):
+            if not (ask.displaced or ask.error is not None or ask.left == 0):
+                continue
+            self._queue.remove(ask)
+            ask.finished = True
+            caller = self._callers.get(ask.caller)
+            if caller is not None and not ask.displaced and ask.error is None:
+                caller.answered, caller.writes = now, ask.dense
+                if caller.thinks is None or caller.thinks < self._pace.patience:
+                    self._away.add(ask.caller)
+            _wake(ask)
+        for ask in served:
+            if ask in self._queue:
+                self._queue.remove(ask)
+                self._queue.append(ask)
+
+
+def _wake(ask: Ask) -> None:
+    if ask.wake.locked():
+        ask.wake.release()
