@@ -232,7 +232,7 @@ class Engine:
                     raise ContextOverflowError(needed, self.n_ctx, row if len(jobs) > 1 else None)
                 self._check_tokens(job)
             self._choose_context(wanted.layers)
-            if alone or any(job.sequence.moves for job in jobs):
+            if (alone and self._is_short(jobs, wanted)) or any(job.sequence.moves for job in jobs):
                 self._evaluate(jobs, usage, wanted)
                 return
         try:
@@ -241,6 +241,10 @@ class Engine:
             with self._slices.turn(), self.lock:
                 self._ready()
                 self._evaluate(jobs, usage, wanted)
+
+    def _is_short(self, jobs: list[Job], wanted: Wanted) -> bool:
+        """One decode at most, of which nobody is told: others that come meanwhile need not be let in between."""
+        return wanted.progress is None and sum(len(job.tokens) for job in jobs) <= (wanted.n_batch or self.backend.limits.n_batch)
 
     def _evaluate(self, jobs: list[Job], usage: Usage, wanted: Wanted, scheduler: Scheduler | None = None) -> None:
         """With a `scheduler` in decodes that other calls share, otherwise with the lock held."""

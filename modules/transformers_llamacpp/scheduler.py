@@ -78,7 +78,9 @@ class Scheduler:
 
     def __init__(self, pool: SequencePool, lock: GuardedLock, ready: Callable[[], None]) -> None:
         self._pool, self._lock, self._ready = pool, lock, ready
-        self._mutex = threading.Lock()  # for what follows; never held while waiting for the engine's lock
+        # for what follows; never held while waiting for the engine's lock. Reentrant, so that a thread that was interrupted
+        # between a block and its end finds it open
+        self._mutex = threading.RLock()
         self._queue: list[Ask] = []
         self._leader: Ask | None = None
         """Whose thread decodes."""
@@ -112,8 +114,7 @@ class Scheduler:
     @property
     def running(self) -> int:
         """Calls that run, with those inside another one."""
-        with self._mutex:
-            return sum(caller.depth for caller in self._callers.values())
+        return sum(caller.depth for caller in list(self._callers.values()))
 
     def wait_until_left(self, seconds: float) -> bool:
         """Whether all calls have ended by then."""
@@ -229,11 +230,12 @@ class Scheduler:
     def _round(self) -> None:
         with self._mutex:
             waiting = list(self._queue)
-            writing = any(caller.writes for caller in self._callers.values()) or any(ask.dense for ask in waiting)
+            reading = {ask.caller for ask in waiting if not ask.dense}
+            writing = any(one.writes and caller not in reading for caller, one in self._callers.items())
         for ask in waiting:
             self._prepare(ask)
         waiting = [ask for ask in waiting if not ask.displaced and ask.error is None]
-        portion = self._pace.portion if writing else None
+        portion = self._pace.portion if writing or any(ask.dense for ask in waiting) else None
         parts = mixed(waiting, self._pool.backend.limits, portion)
         began = time.perf_counter()
         try:

@@ -91,6 +91,24 @@ def a_daemon_thread_still_generates_at_exit() -> None:
 
 
 @case(ANSWER, at_exit=True)
+def daemon_threads_share_decodes_at_exit() -> None:
+    global kept_open
+    model = load(n_ctx=0)
+    begun = threading.Barrier(5)
+
+    def forever(index: int) -> None:
+        greedy(model, n=20)
+        begun.wait(60)
+        while True:
+            greedy(model, n=50, do_sample=index % 2 == 1)
+
+    for index in range(4):
+        threading.Thread(target=forever, args=(index,), daemon=True).start()
+    begun.wait(60)
+    kept_open = model
+
+
+@case(ANSWER, at_exit=True)
 def the_tokenizer_outlives_its_model() -> None:
     model = load()
     tokenizer = model.tokenizer

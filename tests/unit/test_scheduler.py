@@ -64,12 +64,16 @@ def together(n: int, work: Callable[[int], None]) -> None:
             future.result(60)
 
 
-def write(engine: Engine, text: list[int], n: int, usage: Usage, backend: FakeBackend) -> list[int]:
-    """A call that begins with `text` and writes `n` tokens; every row is checked."""
+def write(
+    engine: Engine, text: list[int], n: int, usage: Usage, backend: FakeBackend, begin: threading.Barrier | None = None
+) -> list[int]:
+    """A call that begins with `text` and writes `n` tokens, when all have begun; every row is checked."""
     with engine.call():
         [sequence], [done] = start_all(engine, [text], usage, in_call=True)
         assert done is not None and done.logits is not None
         rows = done.logits
+        if begin is not None:
+            begin.wait(30)
         for _ in range(n):
             np.testing.assert_array_equal(rows[-1], expected_logits(text, backend))
             text = [*text, int(rows[-1].argmax())]
@@ -83,8 +87,8 @@ def write(engine: Engine, text: list[int], n: int, usage: Usage, backend: FakeBa
 def test_steps_share_decodes(n: int) -> None:
     backend = Slow(n_cells=600, n_seq_max=16, n_batch=16)
     engine = Engine(backend, 64)
-    usages = [Usage() for _ in range(n)]
-    together(n, lambda index: write(engine, [index, 1, 2], 30, usages[index], backend) and None)
+    usages, begin = [Usage() for _ in range(n)], threading.Barrier(n)
+    together(n, lambda index: write(engine, [index, 1, 2], 30, usages[index], backend, begin) and None)
     engine.check()
     assert sum(usage.evaluated_tokens for usage in usages) == backend.decoded_tokens
     assert backend.decodes < 60 < n * 31, "far fewer decodes than calls have steps"
@@ -250,6 +254,7 @@ def test_calls_that_do_not_fit_together_take_turns() -> None:
     engine.check()
 
 
+@pytest.mark.usefixtures("patient")
 def test_a_long_prompt_comes_in_portions_between_the_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(scheduler, "PORTION", 4)
     monkeypatch.setattr(scheduler, "PROMPT_SECONDS", 0.0)
@@ -283,6 +288,33 @@ def test_a_long_prompt_comes_in_portions_between_the_steps(monkeypatch: pytest.M
     together(3, work)
     assert max(backend.seen) <= 4 + 2, "a portion and the steps"
     assert min(steps_meanwhile.count(1), steps_meanwhile.count(2)) >= 20, "a step for nearly every portion"
+
+
+@pytest.mark.usefixtures("patient")
+def test_who_comes_while_a_prompt_is_read_is_let_in() -> None:
+    """A call that began alone does not keep the model to itself until its prompt is read; and its callback may wait for the
+    other one."""
+    backend = Slow(0.005, n_cells=600, n_seq_max=16, n_batch=4)
+    engine = Engine(backend, 256)
+    reading, written = threading.Event(), threading.Event()
+
+    def progress(evaluated: int, total: int) -> bool:
+        reading.set()
+        return evaluated < 40 or written.wait(30)
+
+    def work(index: int) -> None:
+        with engine.call():
+            if not index:
+                sequence = engine.new()
+                engine.evaluate([job(sequence, [1] * 100)], Usage(), Wanted(progress=progress))
+                engine.release([sequence])
+                return
+        assert reading.wait(30)
+        write(engine, [2, 3], 3, Usage(), backend)
+        written.set()
+
+    together(2, work)
+    engine.check()
 
 
 def test_a_cancelled_prompt_leaves_the_others_alone() -> None:
