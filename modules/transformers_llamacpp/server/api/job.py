@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import threading
 from typing import Any
 
 from .errors import ApiError, model_gone
+from .mail import Inbox
 
 __all__ = ["Done", "Gone", "Job", "Written"]
 
@@ -38,16 +38,15 @@ class Gone(Exception):
 class Job:
     """`stop` ends everything that runs for the request within one decode. `change`: which model it was written for."""
 
-    def __init__(self, change: int) -> None:
+    def __init__(self, change: int, inbox: Inbox) -> None:
         self.change = change
+        self.inbox = inbox
         self.stop = threading.Event()
         self.given_up = False
         self.closing = False
         self.stopped = False
-        self.events: asyncio.Queue[Any] = asyncio.Queue()
         self.waiting: set[asyncio.Task[None]] = set()
         """Parts that wait for their turn."""
-        self._loop = asyncio.get_running_loop()
 
     def give_up(self) -> None:
         """Nobody listens any more. On the loop's thread."""
@@ -55,7 +54,7 @@ class Job:
         self.stop.set()
         for task in self.waiting:
             task.cancel()
-        self.events.put_nowait(Gone())
+        self.inbox.put(Gone())
 
     def finish_early(self) -> None:
         """Somebody wants the text as far as it is."""
@@ -79,5 +78,4 @@ class Job:
 
     def post(self, event: Any) -> None:
         """From any thread."""
-        with contextlib.suppress(RuntimeError):  # the server is down
-            self._loop.call_soon_threadsafe(self.events.put_nowait, event)
+        self.inbox.put(event)

@@ -79,8 +79,9 @@ async def _write(request: Request, body: Any, plan_with: Callable[[Any], Plan], 
             if body.stream:
                 first = await anext(events)
                 return EventStream(answer, first, events, stack.pop_all())
-            async for event in events:
-                answer.add(event)
+            async for found in events:
+                for event in found:
+                    answer.add(event)
             return JSONResponse(answer.body())
         except Gone:
             return gone()

@@ -16,6 +16,7 @@ from ..limits import ServeOptions
 from .errors import ApiError, as_api_error
 from .gate import Gate
 from .job import Done, Gone, Job, Written
+from .mail import PostOffice
 from .metrics import Metrics
 
 __all__ = ["ApiState", "state_of"]
@@ -31,6 +32,7 @@ class ApiState:
         self.gate = Gate(options.limits.parallel, options.limits.max_queue)
         self.metrics = Metrics(host, self.gate)
         self.jobs: set[Job] = set()
+        self._office = PostOffice()
         self._pool = ThreadPoolExecutor(options.limits.parallel, thread_name_prefix="generate")
         self._short = ThreadPoolExecutor(4, thread_name_prefix="tokenize")
 
@@ -46,7 +48,7 @@ class ApiState:
     async def job(self, request: Request) -> AsyncIterator[Job]:
         """A job that is given up when the client goes away, or when the block is left. Raises `ApiError` (429)."""
         self.gate.admit()
-        job = Job(self.host.changes)
+        job = Job(self.host.changes, self._office.inbox())
         self.jobs.add(job)
         watcher = asyncio.create_task(_watch(request, job))
         try:
@@ -65,8 +67,9 @@ class ApiState:
 
         return await asyncio.get_running_loop().run_in_executor(self._short, using)
 
-    async def events(self, job: Job, parts: list[Any]) -> AsyncIterator[Written | Done]:
-        """Runs the parts, each when it is its turn; their events as they come, the last of each a `Done`.
+    async def events(self, job: Job, parts: list[Any]) -> AsyncIterator[list[Written | Done]]:
+        """Runs the parts, each when it is its turn; their events as they come, the last of each a `Done`. What came while
+        nobody looked is given at once.
 
         Raises `ApiError`, and `Gone` when nobody listens any more.
         """
@@ -76,19 +79,26 @@ class ApiState:
             task.add_done_callback(job.waiting.discard)
         began, first, left = time.monotonic(), True, len(parts)
         while left:
-            event = await job.events.get()
-            if isinstance(event, Gone):
+            found: list[Written | Done] = []
+            problem: BaseException | None = None
+            for event in await job.inbox.take():
+                if isinstance(event, BaseException):
+                    problem = event
+                    break
+                if isinstance(event, Done):
+                    left -= 1
+                    self.metrics.count(event)
+                elif first:
+                    first = False
+                    self.metrics.first_token.observe(time.monotonic() - began)
+                found.append(event)
+            if found and not isinstance(problem, Gone):
+                yield found
+            if isinstance(problem, Gone):
                 self.metrics.cancelled.inc()
-                raise event
-            if isinstance(event, BaseException):
-                raise as_api_error(event) from event
-            if first and isinstance(event, Written):
-                first = False
-                self.metrics.first_token.observe(time.monotonic() - began)
-            if isinstance(event, Done):
-                left -= 1
-                self.metrics.count(event)
-            yield event
+                raise problem
+            if problem is not None:
+                raise as_api_error(problem) from problem
 
     async def _turn(self, job: Job, part: Any) -> None:
         try:
@@ -98,7 +108,7 @@ class ApiState:
         except asyncio.CancelledError:
             raise
         except BaseException as error:
-            job.events.put_nowait(error)
+            job.post(error)
 
     def stop_all(self) -> None:
         """Every text ends where it is."""

@@ -10,6 +10,7 @@ from transformers import StoppingCriteria, StoppingCriteriaList
 
 from ...errors import GenerationCancelled
 from ...native.vocab import TokenAttr
+from ...request import current_request
 from ..host import ModelHost
 from .grammar import Constraint
 from .job import Done, Job, Written
@@ -60,7 +61,8 @@ class Part:
         hidden = tokenizer._skipped() if self.plan.skip_special else lambda token: False
         after_special = bool(vocab.attr(self.prompt.ids[-1]) & WHOLE)
         found = frozenset([ends] if isinstance(ends, int) else ends or [])
-        return Writer(vocab, self.plan.stops, found, hidden, vocab.adds_space_prefix and after_special)
+        drop_space = vocab.adds_space_prefix and after_special
+        return Writer(vocab, self.plan.stops, found, hidden, drop_space, self.plan.logprobs is not None)
 
     def _echo(self, model: Any) -> None:
         """The prompt as the beginning of each choice; its first token follows nothing, and so has no probability."""
@@ -93,7 +95,7 @@ class Part:
             **plan.options,
             "max_new_tokens": self.max_tokens,
             "logits_processor": self._processors(model, length),
-            "stopping_criteria": StoppingCriteriaList([_Ended(self.job.stop, [] if plan.beams else writers)]),
+            "stopping_criteria": StoppingCriteriaList([_Stopped(self.job.stop)] if plan.beams else []),
             "prompt_progress": lambda evaluated, total: not self.job.stop.is_set(),
             "return_dict_in_generate": True,
         }
@@ -106,14 +108,18 @@ class Part:
             arguments["num_return_sequences"] = n_rows
             if plan.stops:
                 arguments |= {"stop_strings": plan.stops, "tokenizer": model.tokenizer}
-        else:
-            arguments["streamer"] = _Sink(self, writers, recorder, length)
+        sink = _Sink(self, writers, recorder, length)
+        if not plan.beams:
+            arguments["streamer"] = sink
         if plan.options.get("token_healing"):
             arguments["tokenizer"] = model.tokenizer
         if plan.options.get("guidance_scale") not in (None, 1) and plan.negative_prompt:
             arguments["negative_prompt_ids"] = torch.tensor([_negative(model, plan.negative_prompt)])
         self._assistant(model, arguments)
-        output = model.generate(ids, attention_mask=torch.ones_like(ids), **arguments)
+        try:
+            output = model.generate(ids, attention_mask=torch.ones_like(ids), **arguments)
+        except _Over:
+            return sink.request.stats(sum(writer.n_tokens for writer in writers))
         if plan.beams and not self.job.stop.is_set():
             self._write_beams(model, writers, output.sequences[:, length:].tolist())
         return output.stats
@@ -162,30 +168,35 @@ def parts_of(host: ModelHost, job: Job, plan: Plan) -> list[Part]:
     return found
 
 
-class _Ended(StoppingCriteria):
-    """A row has ended when its writer says so; all have when nobody wants them any more."""
+class _Stopped(StoppingCriteria):
+    """Ends beams, which are streamed to nobody."""
 
-    def __init__(self, stop: threading.Event, writers: list[Writer]) -> None:
-        self._stop, self._writers = stop, writers
+    def __init__(self, stop: threading.Event) -> None:
+        self._stop = stop
 
     def __call__(self, input_ids: torch.Tensor, scores: Any, **kwargs: Any) -> torch.Tensor:
-        if self._stop.is_set() or len(self._writers) != len(input_ids):
-            return torch.full((len(input_ids),), self._stop.is_set(), dtype=torch.bool)
-        return torch.tensor([bool(writer.reason) for writer in self._writers])
+        return torch.full((len(input_ids),), self._stop.is_set(), dtype=torch.bool)
+
+
+class _Over(Exception):
+    """Ends a `generate()` from its streamer: a stopping criterion of code that it does not know costs more, in every step."""
 
 
 class _Sink:
     """A streamer for several rows: transformers hands it the prompt, then one token for each row at a time (some loops: several
-    tokens of one row)."""
+    tokens of one row). Raises `_Over` when all rows have ended by what `generate()` does not know, or nobody wants them."""
 
     def __init__(self, part: Part, writers: list[Writer], recorder: Recorder | None, length: int) -> None:
         self._part, self._writers, self._recorder = part, writers, recorder
+        self._stop = part.job.stop
         self._place = length
         self._prompt_seen = False
+        self.request: Any = None
+        """That of the call, once it runs."""
 
     def put(self, value: torch.Tensor) -> None:
         if not self._prompt_seen:
-            self._prompt_seen = True
+            self._prompt_seen, self.request = True, current_request.get()
             return
         tokens = value.reshape(-1).tolist()
         rows = len(self._writers)
@@ -195,6 +206,10 @@ class _Sink:
             if self._recorder is not None:
                 self._recorder.forget(self._place)
             self._place += 1
+        if self._stop.is_set():
+            raise _Over
+        if all(writer.reason for writer in self._writers) and any(writer.cut for writer in self._writers):
+            raise _Over
 
     def _put(self, row: int, token: int) -> None:
         writer = self._writers[row]

@@ -30,33 +30,46 @@ class Piece:
     tokens: tuple[TokenScore, ...] = ()
 
 
+NOTHING = Piece("")
+
+
 class Writer:
     """`put()` each token, then `end()`. What could be the beginning of a stop string is kept back until that is known, so that
     no part of one is ever shown. `reason`: "" while it is written, then "stop" or "length"."""
 
-    def __init__(self, vocab: Any, stops: Sequence[str], ends: frozenset[int], hidden: Any, drop_space: bool) -> None:
+    def __init__(
+        self, vocab: Any, stops: Sequence[str], ends: frozenset[int], hidden: Any, drop_space: bool, scored: bool = True
+    ) -> None:
         """`hidden(token)`: it is not part of the text. `drop_space`: take away the space that the vocabulary puts before the
-        first word."""
+        first word. `scored`: pieces come with their tokens."""
         self._vocab, self._stops, self._ends, self._hidden = vocab, list(stops), ends, hidden
         self._drop_space = drop_space
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._held = ""
         self._shown = 0
         self._waiting: list[TokenScore] = []
+        self._scored = scored
+        self._at_once = not (self._stops or scored)
+        """Text is shown as soon as it is known, and nobody asks where in it a token begins."""
         self.n_tokens = 0
         self.reason = ""
+        self.cut = False
+        """A stop string ended it."""
 
     def put(self, token: int, logprob: float | None = None, top: Sequence[tuple[int, float]] = ()) -> Piece:
         """The next token; ignored once the text has ended."""
         if self.reason:
-            return Piece("")
+            return NOTHING
         self.n_tokens += 1
         if token in self._ends:
             return self._finish("stop")
+        if self._at_once:
+            return NOTHING if self._hidden(token) else Piece(self._decoder.decode(self._bytes(token)))
         if not self._hidden(token):
             data = self._bytes(token)
-            alternatives = tuple((other, self._vocab.piece(other), value) for other, value in top)
-            self._waiting.append(TokenScore(token, data, self._shown + len(self._held), logprob, alternatives))
+            if self._scored:
+                alternatives = tuple((other, self._vocab.piece(other), value) for other, value in top)
+                self._waiting.append(TokenScore(token, data, self._shown + len(self._held), logprob, alternatives))
             self._held += self._decoder.decode(data)
         for stop in self._stops:
             at = self._held.find(stop)
@@ -68,10 +81,10 @@ class Writer:
 
     def end(self, reason: str = "length") -> Piece:
         """There will be no further token."""
-        return Piece("") if self.reason else self._finish(reason)
+        return NOTHING if self.reason else self._finish(reason)
 
     def _finish(self, reason: str, cut: bool = False) -> Piece:
-        self.reason = reason
+        self.reason, self.cut = reason, cut
         if not cut:
             self._held += self._decoder.decode(b"", final=True)
             return self._show(len(self._held), everything=True)
