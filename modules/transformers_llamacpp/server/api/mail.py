@@ -9,6 +9,10 @@ from typing import Any
 
 __all__ = ["Inbox", "PostOffice"]
 
+GATHER = 0.001
+"""Seconds that the loop waits for more where texts are decoded together: their threads choose tokens one after the other, and
+what the loop does in between keeps them from the next decode."""
+
 
 class PostOffice:
     """Shared by all jobs of an application. Waking a loop is a system call, after which the loop's thread and the caller's
@@ -19,6 +23,8 @@ class PostOffice:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._full: deque[Inbox] = deque()
         self._called = False
+        self._together = False
+        """Several texts had something the last time."""
 
     def inbox(self) -> Inbox:
         """A new one, on the loop's thread."""
@@ -35,9 +41,20 @@ class PostOffice:
                 self._loop.call_soon_threadsafe(self._deliver)
 
     def _deliver(self) -> None:
+        if self._together:
+            assert self._loop is not None
+            self._loop.call_later(GATHER, self._hand_out)
+        else:
+            self._hand_out()
+
+    def _hand_out(self) -> None:
         self._called = False  # first: who comes from now on calls again
+        inboxes: set[Inbox] = set()
         while self._full:
-            self._full.popleft().wake()
+            inboxes.add(self._full.popleft())
+        for inbox in inboxes:
+            inbox.wake()
+        self._together = len(inboxes) > 1
 
 
 class Inbox:
