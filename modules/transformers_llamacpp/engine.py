@@ -244,7 +244,8 @@ class Engine:
 
     def _is_short(self, jobs: list[Job], wanted: Wanted) -> bool:
         """One decode at most, of which nobody is told: others that come meanwhile need not be let in between."""
-        return wanted.progress is None and sum(len(job.tokens) for job in jobs) <= (wanted.n_batch or self.backend.limits.n_batch)
+        n_batch = wanted.n_batch or self.backend.limits.n_batch
+        return wanted.progress is None and sum(len(job.tokens) for job in jobs) <= n_batch
 
     def _evaluate(self, jobs: list[Job], usage: Usage, wanted: Wanted, scheduler: Scheduler | None = None) -> None:
         """With a `scheduler` in decodes that other calls share, otherwise with the lock held."""

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Callable
 from collections.abc import Sequence as List
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -182,3 +185,16 @@ def go_on(engine: Engine, sequence: Sequence, tokens: list[int]) -> Usage:
 
 def counts(usage: Usage) -> tuple[int, int]:
     return usage.reused_tokens, usage.evaluated_tokens
+
+
+def together(n: int, work: Callable[[int], None]) -> None:
+    """`work(0 .. n - 1)` at once; what one raises is raised here."""
+    barrier = threading.Barrier(n)
+
+    def begin(index: int) -> None:
+        barrier.wait(10)
+        work(index)
+
+    with ThreadPoolExecutor(n) as executor:
+        for future in [executor.submit(begin, index) for index in range(n)]:
+            future.result(60)

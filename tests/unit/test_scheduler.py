@@ -6,7 +6,6 @@ import random
 import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -20,7 +19,7 @@ from transformers_llamacpp.engine import Engine, Usage, Wanted
 from transformers_llamacpp.errors import CacheFullError, ClosedError, DecodeError, GenerationCancelled
 from transformers_llamacpp.sequence import Sequence
 from transformers_llamacpp.testing import FakeBackend
-from unit.naive import expected_logits, job, start_all
+from unit.naive import expected_logits, job, start_all, together
 
 pytestmark = pytest.mark.once
 
@@ -47,21 +46,8 @@ class Slow(FakeBackend):
 @pytest.fixture
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """However busy this machine is, everybody is waited for."""
-    monkeypatch.setattr(scheduler, "SHORTEST_WAIT", 1.0)
-    monkeypatch.setattr(scheduler, "LONGEST_WAIT", 1.0)
-
-
-def together(n: int, work: Callable[[int], None]) -> None:
-    """`work(0 .. n - 1)` at once; what one raises is raised here."""
-    barrier = threading.Barrier(n)
-
-    def begin(index: int) -> None:
-        barrier.wait(10)
-        work(index)
-
-    with ThreadPoolExecutor(n) as executor:
-        for future in [executor.submit(begin, index) for index in range(n)]:
-            future.result(60)
+    monkeypatch.setattr(scheduler, "SHORTEST_WAIT", 20.0)
+    monkeypatch.setattr(scheduler, "LONGEST_WAIT", 20.0)
 
 
 def write(
@@ -260,34 +246,31 @@ def test_a_long_prompt_comes_in_portions_between_the_steps(monkeypatch: pytest.M
     monkeypatch.setattr(scheduler, "PROMPT_SECONDS", 0.0)
     backend = Slow(n_cells=600, n_seq_max=16, n_batch=32, n_outputs=16)
     engine = Engine(backend, 256)
-    reading = threading.Event()
+    begun, read = threading.Barrier(3), threading.Event()
     prompt = [index % N_VOCAB for index in range(100)]
-    steps_meanwhile: list[int] = []
+    steps = [0, 0, 0]
 
     def work(index: int) -> None:
-        if index == 0:
-            time.sleep(0.03)
-            with engine.call():
+        with engine.call():
+            if index == 0:
+                begun.wait(30)
                 sequence = engine.new()
-                reading.set()
                 asked = job(sequence, prompt)
                 engine.evaluate([asked], Usage())
-                reading.clear()
+                read.set()
                 assert asked.logits is not None
                 np.testing.assert_array_equal(asked.logits[-1], expected_logits(prompt, backend))
-                engine.release([sequence])
-            return
-        with engine.call():
-            [sequence], _ = start_all(engine, [[index, 1]], Usage(), in_call=True)
-            for turn in range(60):
-                engine.step([sequence], [turn % N_VOCAB], Usage(), np.copy)
-                if reading.is_set():
-                    steps_meanwhile.append(index)
+            else:
+                [sequence], _ = start_all(engine, [[index, 1]], Usage(), in_call=True)
+                begun.wait(30)
+                while not read.is_set() and steps[index] < 200:
+                    engine.step([sequence], [steps[index] % N_VOCAB], Usage(), np.copy)
+                    steps[index] += 1
             engine.release([sequence])
 
     together(3, work)
     assert max(backend.seen) <= 4 + 2, "a portion and the steps"
-    assert min(steps_meanwhile.count(1), steps_meanwhile.count(2)) >= 20, "a step for nearly every portion"
+    assert min(steps[1:]) >= 20, "a step for nearly every portion"
 
 
 @pytest.mark.usefixtures("patient")

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import random
 import threading
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -13,24 +11,11 @@ import pytest
 from transformers_llamacpp.engine import Engine, Usage, Wanted
 from transformers_llamacpp.errors import ClosedError, GenerationCancelled
 from transformers_llamacpp.testing import FakeBackend
-from unit.naive import expected_logits, job, start_all
+from unit.naive import expected_logits, job, start_all, together
 
 pytestmark = pytest.mark.once
 
 THREADS = 6
-
-
-def run(work: Callable[[int], None]) -> None:
-    """`work(0 .. THREADS - 1)` at once; what one raises is raised here."""
-    barrier = threading.Barrier(THREADS)
-
-    def begin(index: int) -> None:
-        barrier.wait(10)
-        work(index)
-
-    with ThreadPoolExecutor(THREADS) as executor:
-        for future in [executor.submit(begin, index) for index in range(THREADS)]:
-            future.result(60)
 
 
 @pytest.mark.parametrize(
@@ -63,7 +48,7 @@ def test_conversations_side_by_side(kind: dict[str, int], host_cache_bytes: int)
             engine.release([sequence])
             engine.check()
 
-    run(talk)
+    together(THREADS, talk)
     engine.check()
     assert sum(usage.evaluated_tokens for usage in totals) == backend.decoded_tokens
     assert sum(usage.decode_calls for usage in totals) >= backend.decodes, "those of several calls count for each"
@@ -90,7 +75,7 @@ def test_one_cancelled_call_leaves_the_others_alone() -> None:
                 np.testing.assert_array_equal(done.logits[-1], expected_logits(text, backend))
             engine.release([sequence])
 
-    run(work)
+    together(THREADS, work)
     engine.check()
 
 
@@ -111,4 +96,4 @@ def test_closing_under_the_others_is_one_clear_error() -> None:
         else:
             raise AssertionError("the engine was closed, and nobody said so")
 
-    run(work)
+    together(THREADS, work)
