@@ -221,10 +221,12 @@ class Engine:
         Raises `ContextOverflowError` before anything is decoded, `CacheFullError`, `DecodeError`,
         `GenerationCancelled`, `UnsupportedFeatureError` for layers that cannot be seen, and whatever `progress` raises.
         """
-        alone = self.scheduler.alone
+        jobs = [job for job in jobs if len(job.tokens)]
+        # several decodes, and what `progress` does, are more than others can wait for
+        short = wanted.progress is None and sum(len(job.tokens) for job in jobs) <= self.backend.limits.n_batch
+        alone = self.lock.mine or (short and self.scheduler.alone)
         with self.lock:
             self._ready()
-            jobs = [job for job in jobs if len(job.tokens)]
             for row, job in enumerate(jobs):
                 self._open(job.sequence)
                 needed = len(job.sequence) + len(job.tokens)
@@ -240,6 +242,7 @@ class Engine:
         except Displaced:
             with self._slices.turn(), self.lock:
                 self._ready()
+                self._choose_context(wanted.layers)
                 self._evaluate(jobs, usage, wanted)
 
     def _evaluate(self, jobs: list[Job], usage: Usage, wanted: Wanted, scheduler: Scheduler | None = None) -> None:

