@@ -255,7 +255,7 @@ def _give(pool: SequencePool, parts: list[Part], recorded: tuple[int, ...]) -> N
                 ask.error = error
         elif part.n_outputs:
             mine = [None if one is None else one[rows] for one in (hidden, layers)]
-            _copy(ask, part, logits[rows], *mine, recorded)
+            _copy(ask, part, logits[rows], mine[0], mine[1], recorded)
         ask.done += part.n
 
 
