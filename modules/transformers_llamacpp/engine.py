@@ -221,10 +221,10 @@ class Engine:
         Raises `ContextOverflowError` before anything is decoded, `CacheFullError`, `DecodeError`,
         `GenerationCancelled`, `UnsupportedFeatureError` for layers that cannot be seen, and whatever `progress` raises.
         """
-        alone = self.scheduler.alone
+        jobs = [job for job in jobs if len(job.tokens)]
+        alone = self.lock.mine or (self.scheduler.alone and self._is_short(jobs, wanted))
         with self.lock:
             self._ready()
-            jobs = [job for job in jobs if len(job.tokens)]
             for row, job in enumerate(jobs):
                 self._open(job.sequence)
                 needed = len(job.sequence) + len(job.tokens)
@@ -232,7 +232,7 @@ class Engine:
                     raise ContextOverflowError(needed, self.n_ctx, row if len(jobs) > 1 else None)
                 self._check_tokens(job)
             self._choose_context(wanted.layers)
-            if (alone and self._is_short(jobs, wanted)) or any(job.sequence.moves for job in jobs):
+            if alone or any(job.sequence.moves for job in jobs):
                 self._evaluate(jobs, usage, wanted)
                 return
         try:
@@ -240,10 +240,11 @@ class Engine:
         except Displaced:
             with self._slices.turn(), self.lock:
                 self._ready()
+                self._choose_context(wanted.layers)
                 self._evaluate(jobs, usage, wanted)
 
     def _is_short(self, jobs: list[Job], wanted: Wanted) -> bool:
-        """One decode at most, of which nobody is told: others that come meanwhile need not be let in between."""
+        """One decode at most, of which nobody is told: several, and what `progress` does, are more than others can wait for."""
         n_batch = wanted.n_batch or self.backend.limits.n_batch
         return wanted.progress is None and sum(len(job.tokens) for job in jobs) <= n_batch
 

@@ -177,6 +177,9 @@ class Evaluation:
 
     def _alone(self, ask: Ask) -> None:
         """What is left of the ask, in a decode of its own; lock held."""
+        if self.scheduler is not None and ask.batch is not None and ask.batch.layers:
+            self.pool.room.record_layers(True)  # another call may have done without
+            self._bring_back(ask.sequences)
         part = Part.of(ask, ask.left, ask.n_tokens)
         if not serve(self.pool, [part], self.busy):
             raise cells_full(self.pool, part.n, self.busy)

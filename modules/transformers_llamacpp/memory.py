@@ -188,8 +188,18 @@ class Memory:
 
     # -- restoring --------------------------------------------------------------------------------------------
 
-    def load(self, sequence: Sequence, saved: Saved, length: int, checkpoints: list[Saved]) -> bool | None:
-        """Fill a sequence that has an id and nothing in it with the first `length` positions.
+    def copy_beginning(self, source: Sequence, target: Sequence, length: int) -> None:
+        """The empty `target` shares the first `length` positions of `source`; only of a memory that `divides`."""
+        seq_id = self.id_of(target)
+        self.backend.seq_copy(self.id_of(source), seq_id)
+        source.shares = target.shares = True
+        if length < len(source) and not self.backend.seq_remove(seq_id, length, -1):
+            raise StateError(f"llama.cpp refused to cut off the positions from {length} on")
+
+    def load(
+        self, sequence: Sequence, saved: Saved, length: int, checkpoints: list[Saved], held: int = 0
+    ) -> bool | None:
+        """Fill a sequence that has an id with the first `length` positions, of which it has `held` already.
 
         `None`: no room for them, and nothing changed; False: they cannot be restored.
         """
@@ -197,6 +207,8 @@ class Memory:
         parts = [part for part in saved.chain() if part.start < length]
         try:
             for part in parts:
+                if part.stop <= held:
+                    continue
                 data = self.states.read(part)
                 if not self._load_part(seq_id, part, data):
                     self._empty(seq_id)

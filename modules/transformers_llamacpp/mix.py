@@ -27,9 +27,9 @@ def mixed(waiting: list[Ask], limits: Limits, portion: int | None) -> list[Part]
     tokens, rows = limits.n_ubatch if _layers(oldest) else limits.n_batch, limits.n_outputs
     parts: list[Part] = []
 
-    def take(ask: Ask, most: int) -> int:
+    def take(ask: Ask, most: int, kept_rows: int = 0) -> int:
         nonlocal tokens, rows
-        part = Part.of(ask, min(most, tokens), rows)
+        part = Part.of(ask, min(most, tokens), max(0, rows - kept_rows))
         if part.n:
             parts.append(part)
             tokens -= part.n
@@ -42,7 +42,7 @@ def mixed(waiting: list[Ask], limits: Limits, portion: int | None) -> list[Part]
     kept = min(tokens // 4 + 1, sum(ask.left for ask in prompts))
     for ask in company:
         if ask.dense and ask is not oldest:
-            take(ask, tokens - kept)
+            take(ask, tokens - kept, 1 if prompts else 0)  # more streams than rows must not keep a prompt from its last one
     if prompts:
         budget = tokens if portion is None else min(tokens, portion)
         shares = {id(ask): 0 for ask in prompts}

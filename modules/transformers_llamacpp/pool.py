@@ -290,7 +290,8 @@ class SequencePool:
     def collect(self) -> None:
         """Release what finalizers left."""
         while self._dropped:
-            self.release(self._dropped.popleft())
+            self.release(self._dropped[0])  # an interrupt must not lose it
+            self._dropped.popleft()
 
     def discard(self, sequences: Iterable[Sequence]) -> None:
         """Close them; what only they needed in host memory is free again."""

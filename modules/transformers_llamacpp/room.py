@@ -219,7 +219,7 @@ class Room:
         try:
             if saved.base is None or self.spare_id(busy):
                 while target.resident:  # not where a larger context came up empty
-                    done = self.memory.load(target, saved, length, checkpoints)
+                    done = self.memory.load(target, saved, length, checkpoints, self._share_saved(target, saved, length))
                     if done is not None or not self.make_room(busy):
                         break
         finally:
@@ -228,6 +228,22 @@ class Room:
         if done is False:
             self._lost(saved)
         return done
+
+    def _share_saved(self, target: Sequence, saved: Saved, length: int) -> int:
+        """Let the empty `target` share what another resident sequence holds of the same copy; how many positions. Rows that
+        shared their beginning need not fit into the buffer any other way."""
+        if not self.memory.divides:
+            return 0
+        best, shared = None, 0
+        mine = {id(part) for part in saved.chain() if part.stop <= length}
+        for other in self.sequences:
+            if other is not target and other.resident and other.saved is not None:
+                common = max((part.stop for part in other.saved.chain() if id(part) in mine), default=0)
+                if common > shared:
+                    best, shared = other, common
+        if best is not None:
+            self.memory.copy_beginning(best, target, shared)
+        return shared
 
     def _lost(self, saved: Saved) -> None:
         """What this copy was of cannot be restored any more: its file is gone."""
@@ -260,8 +276,10 @@ class Room:
         if not self.memory.divides:
             return None
         base, length = sequence.saved, len(sequence)
-        if base is None and not sequence.dropped:
-            base = self._base_of_others(sequence)
+        if (base is None or sequence.shares) and not sequence.dropped:
+            other = self._base_of_others(sequence)
+            if other is not None and (base is None or other.stop > base.stop):
+                base = other
         step = self.backend.limits.n_swa or length
         while base is not None and base.stop < length and len(base) <= length - base.stop and length - base.start <= step:
             part = base
@@ -275,7 +293,9 @@ class Room:
         if self.memory.divides and not sequence.dropped:
             for shared, other in self.registry.like(text_of(sequence)):
                 if other is not sequence:
-                    worth = shared < len(sequence) and shared - (0 if base is None else base.stop) >= PART
+                    # rows that share cells come back sharing them, or may not fit any more
+                    least = 1 if sequence.shares else PART
+                    worth = shared < len(sequence) and shared - (0 if base is None else base.stop) >= least
                     return shared if worth else 0
         return 0
 

@@ -8,6 +8,7 @@ another. Nobody waits long for a call that takes its time.
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -22,6 +23,8 @@ from .turn import Ask, Part, cells_full, serve
 
 __all__ = ["Scheduler"]
 
+logger = logging.getLogger(__name__)
+
 PATIENCE = 0.5
 """A call is waited for at most this part of the last decode's time, and one that mostly takes longer not at all."""
 
@@ -33,6 +36,9 @@ PROMPT_SECONDS = 0.1
 
 PORTION = 64
 """Tokens of such a portion at least, and as long as nothing is known of the machine's speed."""
+
+LOOK = 0.5
+"""Seconds after which one who waits looks for itself."""
 
 WEIGHT = 0.3
 """Of the last value in a running mean."""
@@ -98,18 +104,22 @@ class Scheduler:
     @contextmanager
     def call(self) -> Iterator[None]:
         """While this thread is inside `generate()`."""
-        me = threading.get_ident()
-        with self._mutex:
-            self._callers.setdefault(me, _Caller()).depth += 1
+        me, inside = threading.get_ident(), self._lock.mine
+        outer = self._callers.get(me)
+        depth = 0 if outer is None else outer.depth
         try:
+            with self._mutex:
+                self._callers.setdefault(me, _Caller()).depth = depth + 1
             yield
         finally:
             with self._mutex:
-                caller = self._callers[me]
-                caller.depth -= 1
-                if not caller.depth:
-                    del self._callers[me]
+                if depth:
+                    self._callers[me].depth = depth
+                else:
+                    self._callers.pop(me, None)
                     self._back(me)
+            if not inside:
+                self._lock.let_go()
 
     @property
     def running(self) -> int:
@@ -142,6 +152,8 @@ class Scheduler:
         except BaseException:
             with self._mutex:
                 self._withdraw(ask)
+            while self._mutex._is_owned():  # type: ignore[attr-defined]  # an interrupt may have come just before it was given back
+                self._mutex.release()
             raise
         if ask.error is not None:
             raise ask.error
@@ -168,14 +180,20 @@ class Scheduler:
             return True
 
     def _sleep(self, ask: Ask) -> bool:
-        """Until the ask is finished (False), or it is this thread's turn to lead (True)."""
+        """Until the ask is finished (False), or it is this thread's turn to lead (True).
+
+        Looks by itself now and then: who should have said so may have been interrupted just before.
+        """
         while True:
             with self._mutex:
                 if ask.finished:
                     return False
                 if self._leader is ask:
                     return True
-                seconds = -1.0
+                if self._leader is None and self._gatherer is None:
+                    self._leader = ask
+                    return True
+                seconds = LOOK
                 if self._gatherer is ask:
                     seconds = self._deadline - time.perf_counter()
                     if seconds <= 0 or not self._away:
@@ -188,6 +206,7 @@ class Scheduler:
         """Decode until `mine` is finished, whoever leads then."""
         try:
             while True:
+                self._lock.let_others()
                 with self._lock:
                     self._ready()
                     self._round()
@@ -234,6 +253,8 @@ class Scheduler:
             writing = any(one.writes and caller not in reading for caller, one in self._callers.items())
         for ask in waiting:
             self._prepare(ask)
+        for ask in waiting:  # only now: a context that was made again may have come up empty
+            ask.displaced = ask.left > 0 and not ask.resident()
         waiting = [ask for ask in waiting if not ask.displaced and ask.error is None]
         portion = self._pace.portion if writing or any(ask.dense for ask in waiting) else None
         parts = mixed(waiting, self._pool.backend.limits, portion)
@@ -241,10 +262,14 @@ class Scheduler:
         try:
             if parts:
                 self._serve(parts)
-        except BaseException:
+        except BaseException as error:
             for part in parts:  # what they have is in the books, or not: each call looks for itself
-                part.ask.displaced = True
-            raise
+                part.ask.displaced = part.ask.left > 0
+            if not isinstance(error, Exception):
+                raise
+            # of one call, nobody knows which: each goes on alone, and meets its own
+            logger.debug("a decode of %d calls failed", len(parts), exc_info=True)
+            self._set_right(parts)
         finally:
             now = time.perf_counter()
             if parts:
@@ -253,13 +278,19 @@ class Scheduler:
                 self._answered(now, [part.ask for part in parts])
 
     def _prepare(self, ask: Ask) -> None:
-        """Whether the ask can be served as it is; what happened while it waited is noted in it."""
+        """See to it that the ask can be served."""
         try:
             if ask.batch is not None and ask.batch.layers:
                 self._pool.room.record_layers(True)  # another call may have done without
         except LlamaCppError as error:
             ask.error = error
-        ask.displaced = not ask.resident()
+
+    def _set_right(self, parts: list[Part]) -> None:
+        """After a decode that may have stored a part of it: the memory holds what the books say. Before the lock is given
+        away, for others copy these sequences."""
+        for sequence in {sequence for part in parts for sequence in part.ask.sequences}:
+            if sequence.resident and not self._pool.rewind(sequence, len(sequence)):
+                self._pool.reset_tokens(sequence, sequence.tokens)
 
     def _serve(self, parts: list[Part]) -> None:
         busy = {sequence for part in parts for sequence in part.ask.sequences}
@@ -267,6 +298,7 @@ class Scheduler:
             if serve(self._pool, parts, busy):
                 return
         except DecodeError as error:
+            self._set_right(parts)
             if error.status == 2:  # aborted, for all of them
                 for part in parts:
                     part.ask.error = error
@@ -274,9 +306,6 @@ class Scheduler:
             if len(parts) == 1:
                 parts[0].ask.error = error
                 return
-            for sequence in busy:
-                if not self._pool.rewind(sequence, len(sequence)):
-                    self._pool.reset_tokens(sequence, sequence.tokens)
         for part in parts:
             self._serve_alone(part)
 
@@ -290,6 +319,7 @@ class Scheduler:
             if not serve(self._pool, [part], set(ask.sequences)):
                 raise cells_full(self._pool, part.n, ask.sequences)
         except LlamaCppError as error:
+            self._set_right([part])
             ask.error = error
 
     def _answered(self, now: float, served: list[Ask]) -> None:
@@ -298,8 +328,8 @@ class Scheduler:
         for ask in list(self._queue):
             if not (ask.displaced or ask.error is not None or ask.left == 0):
                 continue
-            self._queue.remove(ask)
             ask.finished = True
+            self._queue.remove(ask)
             caller = self._callers.get(ask.caller)
             if caller is not None and not ask.displaced and ask.error is None:
                 caller.answered, caller.writes = now, ask.dense

@@ -33,12 +33,17 @@ class Slices:
         """Wait until those in the buffer had their time; inside the block the caller brings itself in. Not under the engine's
         lock."""
         me = object()
-        self._order.append(me)
         try:
-            while self._others() and (self._order[0] is not me or time.perf_counter() < self._pushed_out() + self._seconds):
+            self._order.append(me)
+            # however many new calls push others out meanwhile
+            latest = time.perf_counter() + LONGEST * len(self._order)
+            while self._others() and (now := time.perf_counter()) < latest:
+                if self._order[0] is me and now >= self._pushed_out() + self._seconds:
+                    break
                 time.sleep(POLL)
             began = time.perf_counter()
             yield
             self._seconds = min(max(WORTH * (time.perf_counter() - began), SHORTEST), LONGEST)
         finally:
-            self._order.remove(me)
+            if me in self._order:
+                self._order.remove(me)

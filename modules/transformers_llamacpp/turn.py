@@ -166,8 +166,6 @@ def serve(pool: SequencePool, parts: list[Part], busy: Collection[Sequence]) -> 
         _store(part)
     layers = () if all(part.ask.batch is None for part in parts) else batch.layers
     _give(pool, parts, layers)
-    for part in parts:
-        part.ask.done += part.n
     return True
 
 
@@ -235,9 +233,12 @@ def _store(part: Part) -> None:
 
 
 def _give(pool: SequencePool, parts: list[Part], recorded: tuple[int, ...]) -> None:
-    """To each its rows: `read` sees them where they are, all others get copies."""
+    """To each its rows: `read` sees them where they are, all others get copies. Who has them is `done`, whatever interrupts
+    the rest: nothing is read twice."""
     backend, total = pool.backend, sum(part.n_outputs for part in parts)
     if not total:
+        for part in parts:
+            part.ask.done += part.n
         return
     logits = backend.logits(total)
     batches = [part.ask.batch for part in parts]
@@ -247,22 +248,32 @@ def _give(pool: SequencePool, parts: list[Part], recorded: tuple[int, ...]) -> N
     for part in parts:
         ask, rows = part.ask, slice(at, at + part.n_outputs)
         at += part.n_outputs
-        if ask.read is not None:
+        if ask.batch is None:
             try:
-                ask.answer = ask.read(logits[rows])
+                ask.answer = None if ask.read is None else ask.read(logits[rows])
             except Exception as error:  # of one call, and of no other
                 ask.error = error
-        if ask.batch is None or not part.n_outputs:
-            continue
-        if ask.scored is None:
-            ask.logits.append(logits[rows].copy())
-        else:
-            here = slice(ask.done, ask.done + part.n)
-            kept = ask.scored[here][ask.batch.outputs[here] != 0] != 0
-            if kept.any():
-                ask.logits.append(logits[rows][kept])  # indexing by a mask copies
-        if hidden is not None and ask.batch.want_embeddings:
-            ask.hidden.append(hidden[rows].copy())
-        if layers is not None and ask.batch.layers:
-            same = recorded == ask.batch.layers
-            ask.layers.append(layers[rows] if same else layers[rows][:, [recorded.index(one) for one in ask.batch.layers]])
+        elif part.n_outputs:
+            mine = [None if one is None else one[rows] for one in (hidden, layers)]
+            _copy(ask, part, logits[rows], mine[0], mine[1], recorded)
+        ask.done += part.n
+
+
+Rows = npt.NDArray[np.float32]
+
+
+def _copy(ask: Ask, part: Part, logits: Rows, hidden: Rows | None, layers: Rows | None, recorded: tuple[int, ...]) -> None:
+    batch = ask.batch
+    assert batch is not None
+    if ask.scored is None:
+        ask.logits.append(logits.copy())
+    else:
+        here = slice(ask.done, ask.done + part.n)
+        kept = ask.scored[here][batch.outputs[here] != 0] != 0
+        if kept.any():
+            ask.logits.append(logits[kept])  # indexing by a mask copies
+    if hidden is not None and batch.want_embeddings:
+        ask.hidden.append(hidden.copy())
+    if layers is not None and batch.layers:
+        same = recorded == batch.layers
+        ask.layers.append(layers if same else layers[:, [recorded.index(one) for one in batch.layers]])

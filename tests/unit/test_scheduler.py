@@ -46,8 +46,8 @@ class Slow(FakeBackend):
 @pytest.fixture
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """However busy this machine is, everybody is waited for."""
-    monkeypatch.setattr(scheduler, "SHORTEST_WAIT", 20.0)
-    monkeypatch.setattr(scheduler, "LONGEST_WAIT", 20.0)
+    monkeypatch.setattr(scheduler, "SHORTEST_WAIT", 3.0)
+    monkeypatch.setattr(scheduler, "LONGEST_WAIT", 3.0)
 
 
 def write(
