@@ -8,8 +8,6 @@ from typing import Any
 
 import numpy as np
 
-from ...errors import LlamaCppError
-from ...saved import SavedStates
 from ...sequence import common_prefix
 
 __all__ = ["Cells", "Row", "look"]
@@ -35,7 +33,6 @@ class Cells:
 
     used: int
     n_cells: int
-    n_ctx: int
     texts: int
     host_bytes: int
     rows: tuple[Row, ...]
@@ -51,7 +48,8 @@ def look(engine: Any) -> Cells | None:
     return None
 
 
-def _cells(engine: Any) -> Cells | None:
+def _cells(engine: Any) -> Cells:
+    held = engine.held()  # which also lets go of what nobody refers to any more
     sequences = [one for one in engine.pool.registry.sequences if one.tokens and not one.closed]
     resident = [one for one in sequences if one.resident]
     resident.sort(key=lambda one: (not one.held, -one.last_use))
@@ -66,9 +64,4 @@ def _cells(engine: Any) -> Cells | None:
             above.append(one)
         state = "host" if not one.resident else "active" if one.held else "idle"
         rows.append(Row(len(one), shared, state))
-    try:
-        used = engine.pool.room.cells_of(resident)
-    except LlamaCppError:
-        return None
-    host = SavedStates.host_bytes(sequences)
-    return Cells(used, engine.backend.limits.n_cells, engine.n_ctx, len(sequences), host, tuple(rows))
+    return Cells(held.cells, held.n_cells, len(sequences), held.host_bytes, tuple(rows))

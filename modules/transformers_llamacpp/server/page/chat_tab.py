@@ -242,9 +242,9 @@ class ChatTab:
         }
 
     def _buttons(self, something: bool, answer: bool) -> dict[Any, Any]:
-        whole = (self.regenerate, self.undo, self.clear, self.as_text, self.export)
+        whole = (self.regenerate, self.go_on, self.undo, self.clear, self.as_text, self.export)
         found = {one: gr.Button(interactive=something) for one in whole}
-        return found | {one: gr.Button(interactive=answer) for one in (self.go_on, self.inspect)}
+        return found | {self.inspect: gr.Button(interactive=answer)}
 
 
 def _action(label: str, name: str) -> Any:

@@ -86,9 +86,9 @@ class CompletionTab:
     def _fields(self, text: str, arrived: Sequence[Any]) -> tuple[dict[str, Any], int]:
         values = self.parameters.values(arrived)
         fields = {"prompt": text, **request_fields(values, self.host.sources())}
-        begin = getattr(getattr(self.host.model, "tokenizer", None), "bos_token", None)
-        if begin and text.startswith(begin):  # as in a rendered chat, whose template writes it
-            fields["add_bos_token"] = False
+        model = self.host.model
+        if model is not None and model.native.vocab.add_bos and text.startswith(model.tokenizer.bos_token):
+            fields["add_bos_token"] = False  # a rendered chat has it already: its template writes it
         return fields, values["top_logprobs"]
 
     def _from_chat(self, conversation: Conversation, system: str, template: str) -> dict[Any, Any]:

@@ -9,7 +9,7 @@ from typing import Any
 from ...errors import OptionError
 from ...options import Option, option
 
-__all__ = ["CALL_OPTIONS", "GROUPS", "METHODS", "Group", "checked", "notes", "request_fields", "shown"]
+__all__ = ["CALL_OPTIONS", "GROUPS", "METHODS", "Group", "checked", "default_of", "notes", "request_fields", "shown"]
 
 LOOKUP_TOKENS = 10
 """Tokens in a draft of prompt lookup where nothing else is asked for."""
@@ -52,6 +52,9 @@ GROUPS = (
 )  # fmt: skip
 """In the order of the page. What has no title is always open."""
 
+DEFAULTS = {"num_beams": 4}
+"""Where the page begins with something else than the option table, whose 1 beam is another method."""
+
 CALL_OPTIONS = (option("method"), *(entry for group in GROUPS for entry in group.options))
 """Everything that a preset holds."""
 
@@ -65,8 +68,13 @@ def shown(method: str) -> list[Group]:
     return [group for group in GROUPS if group.shown(method)]
 
 
+def default_of(entry: Option) -> Any:
+    """What the page begins with."""
+    return DEFAULTS.get(entry.name, entry.default)
+
+
 def checked(values: Mapping[str, Any]) -> dict[str, Any]:
-    """All of `CALL_OPTIONS` in the types of the option table, the defaults for those that are missing or `None`.
+    """All of `CALL_OPTIONS` in the types of the option table, the page's defaults for those that are missing or `None`.
 
     Raises `OptionError` for a value outside its range.
     """
@@ -74,7 +82,7 @@ def checked(values: Mapping[str, Any]) -> dict[str, Any]:
     for entry in CALL_OPTIONS:
         value = values.get(entry.name)
         if value is None:
-            value = entry.default
+            value = default_of(entry)
         elif entry.kind is int and isinstance(value, float) and value.is_integer():  # as sliders give them
             value = int(value)
         if wrong := entry.check(value):
@@ -100,7 +108,7 @@ def request_fields(values: Mapping[str, Any], draft_models: Mapping[str, Any] | 
         fields |= {"penalty_alpha": values["penalty_alpha"], "top_k": values["contrastive_k"], "do_sample": False}
     else:
         fields |= {name: values[name] for name in BEAMS if values[name] != option(name).default}
-        fields |= {"num_beams": max(2, values["num_beams"]), "do_sample": False}
+        fields |= {"num_beams": values["num_beams"], "do_sample": False}
         if values["num_beam_groups"] == 1:
             fields.pop("diversity_penalty", None)
     fields |= {name: values[name] for name in ALWAYS if values[name] != option(name).default}
@@ -147,7 +155,9 @@ def notes(values: Mapping[str, Any], has_draft: bool, n_sink: int | None = None)
         found.append(f"No draft model is loaded: {rest}.")
     if values["guidance_scale"] == 1 and values["negative_prompt"]:
         found.append("The negative prompt rests while the guidance scale is 1.")
-    if method == "beams" and values["num_beam_groups"] > 1 and values["num_beams"] % values["num_beam_groups"]:
+    if method == "beams" and values["num_beams"] == 1:
+        found.append("One beam is greedy search.")
+    elif method == "beams" and values["num_beams"] % values["num_beam_groups"]:
         found.append(f"{values['num_beams']} beams do not divide into {values['num_beam_groups']} groups.")
     if n_sink is not None and method in ("beams", "contrastive"):
         found.append("Beams and contrastive candidates end where the context is full: they do not slide.")

@@ -35,12 +35,12 @@ class ModelTab:
             with gr.Column(elem_classes="card", elem_id="load-card"):
                 gr.HTML("<h2>Load a model</h2>")
                 self._choice()
+                self._buttons()
                 self._options()
             with gr.Column():
                 with gr.Column(elem_classes="card", elem_id="estimate-card"):
                     gr.HTML("<h2>Memory</h2>")
                     self.estimate = gr.HTML("", elem_id="estimate")
-                    self._buttons()
                 with gr.Column(elem_classes="card", elem_id="hub-card"):
                     self._hub()
 
@@ -49,14 +49,13 @@ class ModelTab:
     def _choice(self) -> None:
         self.file = gr.Dropdown(label="Model", info=f"The GGUF files in {self.host.model_dir.name}", elem_id="file")
         self.facts = gr.HTML("", elem_id="facts")
-        self.rescan = gr.Button("Look for new files", size="sm", elem_id="rescan", elem_classes="quiet")
+
+    def _options(self) -> None:
+        made: dict[str, Any] = {}
         draft = option("draft_model")
         self.draft = gr.Dropdown([NO_DRAFT], value="", label=draft.label, elem_id="load-draft", info=draft.help)
         self.draft_tokens = control(option("num_assistant_tokens"))
         self.draft_tokens.elem_id = "load-draft-tokens"
-
-    def _options(self) -> None:
-        made: dict[str, Any] = {}
         for title, entries, folded in LOAD_GROUPS:
             if not title:
                 made |= {entry.name: control(entry, self._known(entry)) for entry in entries}
@@ -70,6 +69,7 @@ class ModelTab:
             self.load = gr.Button("Load", variant="primary", elem_id="load")
             self.cancel = gr.Button("Stop", elem_id="load-stop", interactive=False)
             self.unload = gr.Button("Unload", elem_id="unload")
+            self.rescan = gr.Button("Rescan", elem_id="rescan")
         self.load_status = gr.HTML("", elem_id="load-status")
 
     def _hub(self) -> None:

@@ -11,7 +11,7 @@ from ...errors import LlamaCppError
 from ...options import option, options_in
 from ..host import ModelHost
 from .controls import control, shown_value, value_of
-from .methods import CALL_OPTIONS, GROUPS, checked, notes
+from .methods import CALL_OPTIONS, GROUPS, checked, default_of, notes
 from .presets import Presets
 from .texts import error_html, note_html, notes_html
 
@@ -72,7 +72,7 @@ class Parameters:
     def _controls(self, entries: Sequence[Any]) -> None:
         for entry in entries:
             choices = [AS_LOADED] if entry.name == "draft_model" else None
-            self._by_name[entry.name] = control(entry, choices=choices)
+            self._by_name[entry.name] = control(entry, default_of(entry), choices)
 
     # -- what it does --------------------------------------------------------------------------------------------------
 

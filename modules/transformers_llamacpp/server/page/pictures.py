@@ -152,8 +152,8 @@ def tokens_html(tokens: Sequence[Token]) -> str:
     if len(tokens) > len(shown):
         lines.append(f"<p>The last {len(shown):,} of {len(tokens):,} tokens.</p>")
     return (
-        f'{"".join(lines)}<div class="tokens" role="listbox" aria-label="Tokens of the newest text">{buttons}</div>'
-        '<div class="rivals" aria-live="polite"></div>'
+        f'{"".join(lines)}<div class="token-view"><div class="tokens" role="listbox" aria-label="Tokens of the newest text">'
+        f'{buttons}</div><div class="rivals" aria-live="polite"></div></div>'
     )
 
 

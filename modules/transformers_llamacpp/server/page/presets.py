@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from ...errors import LlamaCppError, OptionError
-from .methods import CALL_OPTIONS, checked
+from .methods import CALL_OPTIONS, checked, default_of
 
 __all__ = ["BUILT_IN", "Presets", "data_folder"]
 
@@ -21,9 +21,9 @@ BUILT_IN: dict[str, dict[str, Any]] = {
     "Creative": {"temperature": 1.2, "top_p": 1.0, "top_k": 0, "min_p": 0.1},
     "Greedy": {"method": "greedy"},
     "Contrastive": {"method": "contrastive"},
-    "Beams": {"method": "beams", "num_beams": 4},
+    "Beams": {"method": "beams"},
 }
-"""What differs from the option table."""
+"""What differs from the page's defaults."""
 
 NAME = re.compile(r"[\w][\w .()+-]{0,59}", re.UNICODE)
 RESERVED = re.compile(r"(con|prn|aux|nul|com\d|lpt\d)(\..*)?", re.IGNORECASE)  # no names of files on Windows
@@ -74,12 +74,12 @@ class Presets:
         return checked(values)
 
     def save(self, name: str, values: Mapping[str, Any]) -> str:
-        """The name it got. What has the option table's default is not written down."""
+        """The name it got. What has the page's default is not written down."""
         name = name.strip()
         if name in BUILT_IN:
             raise OptionError(f"{name} comes with the program: choose another name", "preset")
         values = checked(values)
-        changed = {entry.name: values[entry.name] for entry in CALL_OPTIONS if values[entry.name] != entry.default}
+        changed = {entry.name: values[entry.name] for entry in CALL_OPTIONS if values[entry.name] != default_of(entry)}
         file = self._file(name)
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
