@@ -17,6 +17,9 @@ __all__ = ["Hub", "RemoteFile"]
 
 Progress = Callable[[int, int], None]
 
+TIMEOUT = 15
+"""Seconds to wait for the hub's answer."""
+
 CURE = "check the network; or copy a GGUF file into the model folder yourself"
 
 
@@ -40,10 +43,10 @@ class Hub:
 
         repo = repo.strip().removeprefix("https://huggingface.co/").strip("/")
         try:
-            entries = list(huggingface_hub.HfApi(endpoint=self._endpoint).list_repo_tree(repo, recursive=True))
+            info = huggingface_hub.HfApi(endpoint=self._endpoint).model_info(repo, files_metadata=True, timeout=TIMEOUT)
         except Exception as error:  # of the hub's client, or what its HTTP library lets through
             raise _told(error, repo) from error
-        sizes = {entry.path: getattr(entry, "size", 0) or 0 for entry in entries if entry.path.endswith(".gguf")}
+        sizes = {one.rfilename: one.size or 0 for one in info.siblings or [] if one.rfilename.endswith(".gguf")}
         found = []
         for name in sizes:
             shard = SHARD.match(PurePosixPath(name).name)
@@ -56,7 +59,7 @@ class Hub:
 
     def fetch(self, repo: str, name: str, folder: Path, progress: Progress, stop: threading.Event) -> Path:
         """Loads the file, and all shards of a split model, into `folder/OWNER/NAME/`; what is there already is not loaded
-        again, and what was begun goes on. `progress(bytes so far, bytes in all)`.
+        again. `progress(bytes so far, bytes in all)`.
 
         Raises `ModelLoadError`, also when `stop` is set.
         """
@@ -80,7 +83,7 @@ class Hub:
             ]
         except Exception as error:
             if stop.is_set():
-                raise ModelLoadError("the download was stopped; begun again, it goes on from there", repo) from error
+                raise ModelLoadError("the download was stopped", repo) from error
             raise _told(error, repo) from error
         progress(known[name], known[name])
         return Path(paths[0])

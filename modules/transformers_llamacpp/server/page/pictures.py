@@ -159,7 +159,7 @@ def tokens_html(tokens: Sequence[Token]) -> str:
 
 def _button(number: int, token: Token) -> str:
     value = token.probability if token.guided is None else token.guided
-    level = "" if value is None else f" p{min(9, int(value * 10))}"
+    level = "" if value is None else f" p{min(9, int(value * 10 + 1e-4))}"
     data = escape(json.dumps([_rival(one) for one in token.alternatives], ensure_ascii=False, separators=(",", ":")))
     about = "" if value is None else f' title="{100 * value:.1f} %"'
     line = "<br>" * token.text.count("\n")

@@ -125,9 +125,9 @@ def badge_html(host: ModelHost) -> str:
 def facts_html(facts: Facts) -> str:
     """What a file says about itself, in a line."""
     parts = [
-        facts.name, facts.description, f"{facts.parameters / 1e6:,.0f} M parameters", f"{facts.file_bytes / MIB:,.0f} MiB",
+        facts.name, f"{facts.architecture} {facts.kind}".strip(), f"{facts.parameters / 1e6:,.0f} M parameters", f"{facts.file_bytes / MIB:,.0f} MiB",
         f"trained for {facts.n_ctx_train:,} tokens",
-        "chat template" if facts.templates else "no chat template: use the Completion tab",
+        "chat template" if facts.has_template else "no chat template: use the Completion tab",
     ]  # fmt: skip
     return f'<div class="line">{"".join(f"<span>{escape(part)}</span>" for part in parts)}</div>'
 
