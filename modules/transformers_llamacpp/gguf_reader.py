@@ -15,7 +15,9 @@ from typing import Any
 
 from .errors import ModelLoadError, TokenizerError
 
-__all__ = ["SHARD", "GgufReader", "TensorPlace", "check_tokens", "context_length", "read_values", "shard_names", "tensor_places"]
+__all__ = [
+    "SHARD", "GgufReader", "TensorPlace", "check_tokens", "context_length", "read_values", "shard_names", "tensor_places",
+]  # fmt: skip
 
 SHARD = re.compile(r"^(?P<stem>.*)-(?P<number>\d{5})-of-(?P<total>\d{5})\.gguf$")
 

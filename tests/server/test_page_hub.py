@@ -19,8 +19,8 @@ pytestmark = pytest.mark.once
 
 BIG = b"GGUF" + os.urandom(12 << 20)
 FILES = {
-    "Model-Q4.gguf": BIG, "big/Two-00001-of-00002.gguf": b"GGUF" + bytes(1000), "big/Two-00002-of-00002.gguf": b"GGUF" + bytes(500),
-    "mmproj-Model.gguf": b"GGUF", "README.md": b"#",
+    "Model-Q4.gguf": BIG, "mmproj-Model.gguf": b"GGUF", "README.md": b"#", "big/Two-00001-of-00002.gguf": b"GGUF" + bytes(1000),
+    "big/Two-00002-of-00002.gguf": b"GGUF" + bytes(500),
 }  # fmt: skip
 
 
@@ -50,8 +50,8 @@ def test_the_models_of_a_repository(hub: Hub) -> None:
 
 @pytest.mark.parametrize(
     ("repo", "message"),
-    [("owner/None", "no GGUF file"), ("owner/Gone", "no repository owner/Gone"), ("not a name", "OWNER/NAME"), ("", "OWNER/NAME"),
-     ("../../etc", "OWNER/NAME"), ("a/b/c", "OWNER/NAME")],
+    [("owner/None", "no GGUF file"), ("owner/Gone", "no repository owner/Gone"), ("not a name", "OWNER/NAME"),
+     ("", "OWNER/NAME"), ("../../etc", "OWNER/NAME"), ("a/b/c", "OWNER/NAME")],
 )  # fmt: skip
 def test_repositories_without(hub: Hub, repo: str, message: str) -> None:
     with pytest.raises(ModelLoadError, match=message):
@@ -84,7 +84,8 @@ def test_a_file_comes_into_the_model_folder(hub: Hub, tmp_path: Path) -> None:
 
 def test_all_shards_come(hub: Hub, tmp_path: Path) -> None:
     told: list[tuple[int, int]] = []
-    path = hub.fetch("owner/Some-GGUF", "big/Two-00001-of-00002.gguf", tmp_path, lambda *now: told.append(now), threading.Event())
+    name, stop = "big/Two-00001-of-00002.gguf", threading.Event()
+    path = hub.fetch("owner/Some-GGUF", name, tmp_path, lambda *now: told.append(now), stop)
     assert path == tmp_path / "owner/Some-GGUF/big/Two-00001-of-00002.gguf"
     assert (path.parent / "Two-00002-of-00002.gguf").stat().st_size == 504
     assert told[-1] == (1508, 1508)

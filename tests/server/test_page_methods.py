@@ -80,7 +80,8 @@ def test_guidance() -> None:
     [
         ({"speculation": "off"}, {"assistant_model": False}),
         ({"speculation": "prompt lookup"}, {"assistant_model": False, "prompt_lookup_num_tokens": 10}),
-        ({"speculation": "prompt lookup", "num_assistant_tokens": 4}, {"assistant_model": False, "prompt_lookup_num_tokens": 4}),
+        ({"speculation": "prompt lookup", "num_assistant_tokens": 4},
+         {"assistant_model": False, "prompt_lookup_num_tokens": 4}),
         ({"speculation": "draft model", "draft_model": "small.gguf", "num_assistant_tokens": 3},
          {"assistant_model": "small.gguf", "num_assistant_tokens": 3, "assistant_confidence_threshold": 0.4}),
         ({"speculation": "both", "draft_model": "small.gguf"},

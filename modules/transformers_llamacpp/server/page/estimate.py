@@ -40,8 +40,8 @@ PAD = 256
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What a file says about itself. Of each layer its `key_heads`, and whether it looks through the sliding `window` (0 without
-    one)."""
+    """What a file says about itself. Of each layer its `key_heads`, and whether it looks through the sliding `window` (0: there
+    is none)."""
 
     name: str
     architecture: str

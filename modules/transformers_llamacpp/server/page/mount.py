@@ -49,6 +49,7 @@ def add_page(app: FastAPI, host: ModelHost, data_dir: Path | None = None, hub: H
     """Routes that `app` has already go before the page's. `data_dir`: where presets are kept, by default a folder of the
     user's (`presets.data_folder`)."""
     page = Page(host, Presets(data_dir and data_dir / "presets"), hub)
+    app.state.page = page
     page.blocks.queue(default_concurrency_limit=None, api_open=False)
     return gr.mount_gradio_app(
         app,

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from html import escape
 
 from ...reuse import Reuse
+from ..api.errors import without_folders
 from ..host import ModelHost
 from .estimate import Estimate, Facts
 from .load import Task
@@ -91,7 +92,9 @@ def prompt_of(progress: Progress) -> tuple[int, int, str]:
 
 
 def error_html(error: object) -> str:
-    return f'<div class="note bad" role="alert">{escape(str(error) or type(error).__name__)}</div>'
+    """Without folders: where files lie is the business of who runs the server."""
+    text = without_folders(str(error)) or type(error).__name__
+    return f'<div class="note bad" role="alert">{escape(text)}</div>'
 
 
 def note_html(text: str, kind: str = "") -> str:
@@ -125,7 +128,8 @@ def badge_html(host: ModelHost) -> str:
 def facts_html(facts: Facts) -> str:
     """What a file says about itself, in a line."""
     parts = [
-        facts.name, f"{facts.architecture} {facts.kind}".strip(), f"{facts.parameters / 1e6:,.0f} M parameters", f"{facts.file_bytes / MIB:,.0f} MiB",
+        facts.name, f"{facts.architecture} {facts.kind}".strip(), f"{facts.parameters / 1e6:,.0f} M parameters",
+        f"{facts.file_bytes / MIB:,.0f} MiB",
         f"trained for {facts.n_ctx_train:,} tokens",
         "chat template" if facts.has_template else "no chat template: use the Completion tab",
     ]  # fmt: skip
