@@ -77,7 +77,8 @@ class Tab:
         yield
         line = self.page.locator(status)
         self.until(lambda: re.search(r"evaluated|stopped", line.inner_text()) or line.locator("[role=alert]").count())
-        self.page.wait_for_selector("#prompt .submit-button" if status == "#status" else "#raw-run:not([disabled])", state="attached")
+        rest = "#prompt .submit-button" if status == "#status" else "#raw-run:not([disabled])"
+        self.page.wait_for_selector(rest, state="attached")
 
     def say(self, text: str) -> str:
         """Asks, waits for the end, and gives the answer."""

@@ -93,7 +93,7 @@ def test_every_kind_of_speculation(short: Tab, host: ModelHost) -> None:
         assert (drafted is None) == (kind == "off"), (kind, tab.status)
         if kind == "draft model":
             tab.go("engine")
-            tab.until(lambda: drafted and f"{drafted[1]} of {drafted[2]}" in tab.page.inner_text("#tiles"))
+            assert drafted and f"{drafted[1]} of {drafted[2]}" in tab.page.inner_text("#tiles")
             tab.go("chat")
         tab.click("#clear")
         tab.until(lambda: not tab.shown)
@@ -108,7 +108,8 @@ def test_what_the_engine_did(short: Tab) -> None:
     tab.go("engine")
     assert reused and f"{reused[2]}\nprompt tokens reused\nof {reused[1]}" in tab.page.inner_text("#tiles")
     assert tab.page.locator("#speed svg polyline").count() == 1
-    assert f"{reused[2]} of {reused[1]} prompt tokens" in str(tab.page.locator("#prompt-bar [role=img]").get_attribute("aria-label"))
+    bar = tab.page.locator("#prompt-bar [role=img]").get_attribute("aria-label")
+    assert bar == f"{reused[2]} of {reused[1]} prompt tokens reused"
     tab.until(lambda: tab.page.locator("#cells .sequence.idle").count())
     assert re.search(r"[\d,]+ of 4,096 cells", tab.page.inner_text("#cells"))
     tab.page.locator("#tokens .token").first.focus()
@@ -124,7 +125,8 @@ def test_presets(tab: Tab, data_dir: Path) -> None:
     tab.set_number("temperature", 1.5)
     tab.method("contrastive")
     tab.set_number("penalty_alpha", 0.35)
-    for name, answer in (("../../evil", "no name for a preset"), ("Greedy", "comes with the program"), ("Mine", "Saved as Mine")):
+    told = {"../../evil": "no name for a preset", "Greedy": "comes with the program", "Mine": "Saved as Mine"}
+    for name, answer in told.items():
         page.fill("#preset input", name)
         page.press("#preset input", "Tab")
         tab.click("#preset-save")

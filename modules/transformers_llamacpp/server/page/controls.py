@@ -19,20 +19,6 @@ AUTO = ("auto", "on", "off")
 WIDEST_SLIDER = 1000
 
 
-class Number(gr.Number):
-    """What is out of range is said by the option table, in the line where everything else is said."""
-
-    def preprocess(self, payload: float | None) -> float | int | None:
-        return payload
-
-
-class Slider(gr.Slider):
-    """The same."""
-
-    def preprocess(self, payload: float) -> float:
-        return payload
-
-
 def control(entry: Option, value: Any = None, choices: Sequence[tuple[str, str]] | None = None) -> Any:
     """A slider where the range is small, a number where it is open, and so on. `choices`: `(shown, value)`, of a text that is
     one of several.
@@ -54,10 +40,11 @@ def control(entry: Option, value: Any = None, choices: Sequence[tuple[str, str]]
     if entry.kind is str:
         return gr.Textbox(value, lines=LINES.get(entry.name, 1), max_lines=8, **common)
     if entry.default is None:
-        return Number(value, precision=0, minimum=0, **common)
+        return gr.Number(value, precision=0, **common)
     if entry.minimum is not None and entry.maximum is not None and entry.maximum - entry.minimum <= WIDEST_SLIDER:
-        return Slider(entry.minimum, entry.maximum, value, step=entry.step or 0.01, **common)
-    return Number(value, precision=0 if entry.kind is int else None, minimum=entry.minimum, **common)
+        return gr.Slider(entry.minimum, entry.maximum, value, step=entry.step or 0.01, **common)
+    # Without its ends, outside of which Gradio would not call us: the option table says what is wrong.
+    return gr.Number(value, precision=0 if entry.kind is int else None, **common)
 
 
 def shown_value(entry: Option, value: Any) -> Any:
