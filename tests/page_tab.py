@@ -106,8 +106,9 @@ class Tab:
             self.page.wait_for_selector("#group-sampling", state="hidden")
 
     def unfold(self, group: str) -> None:
-        if not self.page.locator(f"#group-{group} .form, #group-{group} input").first.is_visible():
-            self.page.click(f"#group-{group} button.label-wrap")
+        """By its id, such as "group-guidance"."""
+        if not self.page.locator(f"#{group} .form, #{group} input").first.is_visible():
+            self.page.click(f"#{group} button.label-wrap")
 
     def pick(self, selector: str, value: str) -> None:
         """One of the entries of a drop-down list."""

@@ -136,6 +136,7 @@ def test_a_closed_tab_stops_its_answer(open_tab: Callable[..., Tab], host: Model
 
 def test_system_prompt_reaches_the_model(tab: Tab) -> None:
     tab.set_number("max_new_tokens", 2)
+    tab.unfold("chat-options")
     tab.page.fill("#option-system_prompt textarea", "You are a pirate. " * 20)
     tab.send("Hi")
     tab.until(lambda: "reused" in tab.status)

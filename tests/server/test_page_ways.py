@@ -59,7 +59,7 @@ def test_guidance_and_what_it_changed(short: Tab) -> None:
     plain = tab.say("Describe the sea.")
     tab.click("#clear")
     tab.until(lambda: not tab.shown)
-    tab.unfold("guidance")
+    tab.unfold("group-guidance")
     tab.page.fill("#option-negative_prompt textarea", "Describe the sea.")
     tab.until(lambda: "rests while the guidance scale is 1" in tab.page.inner_text("#notes"))
     tab.set_number("guidance_scale", 3)
@@ -80,7 +80,7 @@ def test_guidance_and_what_it_changed(short: Tab) -> None:
 def test_every_kind_of_speculation(short: Tab, host: ModelHost) -> None:
     tab = short
     tab.method("greedy")
-    tab.unfold("speculation")
+    tab.unfold("group-speculation")
     answers = []
     for kind in ("off", "prompt lookup", "both", "draft model"):
         tab.choose("speculation", kind)

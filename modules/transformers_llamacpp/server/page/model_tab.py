@@ -32,23 +32,23 @@ class ModelTab:
         self.host, self.hub = host, hub
         self._load_task: Task | None = None
         with gr.Row(elem_classes="cards", equal_height=False):
-            with gr.Column(elem_classes="card", elem_id="load-card"):
-                gr.HTML("<h2>Load a model</h2>")
-                self._choice()
-                self._buttons()
-                self._options()
             with gr.Column():
-                with gr.Column(elem_classes="card", elem_id="estimate-card"):
-                    gr.HTML("<h2>Memory</h2>")
-                    self.estimate = gr.HTML("", elem_id="estimate")
+                with gr.Column(elem_classes="card", elem_id="load-card"):
+                    gr.HTML("<h2>Load a model</h2>")
+                    self._choice()
+                    self._buttons()
                 with gr.Column(elem_classes="card", elem_id="hub-card"):
                     self._hub()
+            with gr.Column(elem_classes="card", elem_id="load-options"):
+                gr.HTML("<h2>How it is loaded</h2>")
+                self._options()
 
     # -- what is shown -------------------------------------------------------------------------------------------------
 
     def _choice(self) -> None:
         self.file = gr.Dropdown(label="Model", info=f"The GGUF files in {self.host.model_dir.name}", elem_id="file")
         self.facts = gr.HTML("", elem_id="facts")
+        self.estimate = gr.HTML("", elem_id="estimate")
 
     def _options(self) -> None:
         made: dict[str, Any] = {}

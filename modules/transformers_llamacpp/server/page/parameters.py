@@ -49,8 +49,9 @@ class Parameters:
             self.preset_status = gr.HTML("", elem_id="preset-status")
 
     def _chat(self) -> None:
-        with gr.Column(elem_classes="card", elem_id="chat-options"):
-            system, template = options_in("chat")
+        system, template = options_in("chat")
+        title = f"{system.label} and {template.label.lower()}"
+        with gr.Accordion(title, open=False, elem_classes="card", elem_id="chat-options"):
             self.system = control(system)
             self.template = control(template, choices=[NO_TEMPLATE])
 
