@@ -112,6 +112,8 @@ def _serve_parser(commands: Any) -> None:
                      "(default %(default)s)")  # fmt: skip
     one.add_argument("--port", type=int, help="port (default: the first free one from 7860 on)")
     one.add_argument("--no-page", action="store_true", help="the API only")
+    one.add_argument("--data-dir", type=Path, metavar="DIR", help="where the page keeps presets (default: the environment "
+                     "variable TRANSFORMERS_LLAMACPP_DATA, or a folder of the user's)")  # fmt: skip
     key = os.environ.get(KEY_VARIABLE, "")
     one.add_argument("--api-key", metavar="KEY", default=key, help="what every request has to bring, as Authorization: Bearer "
                      f"KEY or, in a browser, as the password (default: the environment variable {KEY_VARIABLE})")  # fmt: skip
@@ -338,6 +340,7 @@ def _serve_options(arguments: argparse.Namespace) -> ServeOptions:
     return ServeOptions(
         Limits(**values), api_key=arguments.api_key, remote=not is_loopback(arguments.host),
         cors_origins=tuple(arguments.cors_origin), chat_templates=arguments.allow_chat_templates, page=not arguments.no_page,
+        data_dir=arguments.data_dir,
     )  # fmt: skip
 
 

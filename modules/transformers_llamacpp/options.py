@@ -104,6 +104,10 @@ OPTIONS: tuple[Option, ...] = (
     Option("swa_full", bool, True, "model", "Keep all cells of sliding-window models, so that any prefix can be reused; "
            "off saves memory.", "Full sliding-window cache"),
     Option("verbose", bool, False, "model", "Show llama.cpp's own log.", "Verbose log"),
+    # -- the method ------------------------------------------------------------------------------------------
+    Option("method", str, "sampling", "method", "Sampling draws tokens by their probability, greedy takes the likeliest, "
+           "contrastive the likeliest that repeats least; beams write several texts and keep the most probable.", "Method",
+           choices=("sampling", "greedy", "contrastive", "beams")),
     # -- sampling: transformers' ----------------------------------------------------------------------------
     Option("temperature", float, 0.8, "sampling", "Higher is more varied, lower more predictable; 0 always takes the "
            "most likely token.", "Temperature", 0.0, 5.0, 0.01),
@@ -119,6 +123,22 @@ OPTIONS: tuple[Option, ...] = (
            "same bit for bit with prefix_reuse=False only; -1 draws a new seed each time.", "Seed", -1, 2**32 - 1, 1),
     Option("max_new_tokens", int, 512, "sampling", "Most tokens in one answer.", "Max new tokens", 1, 2**31 - 1, 1,
            "tokens"),
+    Option("typical_p", float, 1.0, "cutting", "Keep the tokens about as surprising as expected, up to this mass; 1 is off.",
+           "Typical-p", 0.01, 1.0, 0.01),
+    Option("no_repeat_ngram_size", int, 0, "penalties", "No run of this many tokens occurs twice; 0 is off.",
+           "No run twice of", 0, 64, 1, "tokens"),
+    Option("presence_penalty", float, 0.0, "penalties", "Subtracted from the scores of written tokens.", "Presence penalty",
+           -2.0, 2.0, 0.05),
+    Option("frequency_penalty", float, 0.0, "penalties", "Subtracted from the score of a token for each time it was written.",
+           "Frequency penalty", -2.0, 2.0, 0.05),
+    Option("stop", str, "", "ending", "The text ends before one of these strings.", "Stop strings"),
+    Option("top_logprobs", int, 5, "inspection", "For each token, so many of the likeliest at its place are kept with their "
+           "probabilities, to be looked at; 0 keeps none, and is a little faster.", "Alternatives kept", 0, 20, 1, "tokens"),
+    # -- chats ------------------------------------------------------------------------------------------------
+    Option("system_prompt", str, "", "chat", "Goes before the conversation; empty leaves it to the model's template.",
+           "System prompt"),
+    Option("chat_template", str, "", "chat", "How the conversation becomes the text that the model reads, as the GGUF says.",
+           "Template"),
     # -- ways of decoding: transformers' --------------------------------------------------------------------
     Option("contrastive_search", bool, False, "contrastive", "Of the k most likely tokens take the one that repeats least of "
            "what the text says already. Greedy: temperature and the other samplers rest.", "Contrastive search"),
@@ -140,7 +160,7 @@ OPTIONS: tuple[Option, ...] = (
     Option("assistant_confidence_threshold", float, 0.4, "speculation", "A draft ends where the draft model is less sure of "
            "its token than this.", "Confidence", 0.0, 1.0, 0.05),
     Option("num_beams", int, 1, "beams", "Texts that are written side by side, of which the most probable is kept; 1 is off. "
-           "Nothing is shown before it is chosen.", "Beams", 1, 32, 1, "beams"),
+           "Which one that is shows at the end.", "Beams", 1, 32, 1, "beams"),
     Option("num_beam_groups", int, 1, "beams", "Groups of beams that keep away from each other's tokens; 1 is off.",
            "Beam groups", 1, 32, 1, "groups"),
     Option("diversity_penalty", float, 0.0, "beams", "How much a group avoids what the groups before it wrote.",
@@ -183,6 +203,7 @@ def parse(entry: Option, text: str) -> Any:
 
 
 def options_in(group: str) -> tuple[Option, ...]:
-    """All options of a group, in the order of the table: "context", "model", "adapter" (loading), "sampling", "contrastive",
-    "guidance", "speculation", "beams", "other" (ways of decoding)."""
+    """All options of a group, in the order of the table: "context", "model", "adapter" (loading), "method",
+    "sampling", "cutting", "penalties", "ending", "inspection", "contrastive", "guidance", "speculation", "beams", "other" (ways
+    of decoding), "chat"."""
     return tuple(entry for entry in OPTIONS if entry.group == group)

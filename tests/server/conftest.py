@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import api_server
+from page_tab import Tab
 from transformers_llamacpp.server.app import Server, open_socket
 from transformers_llamacpp.server.host import ModelHost
 from transformers_llamacpp.server.limits import Limits, ServeOptions
@@ -39,7 +41,14 @@ def host(model_dir: Path, smollm2_path: Path) -> Iterator[ModelHost]:
 
 
 @pytest.fixture(scope="session")
-def address(host: ModelHost) -> Iterator[str]:
+def data_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where the page of `address` keeps its presets."""
+    return tmp_path_factory.mktemp("data")
+
+
+@pytest.fixture(scope="session")
+def served(host: ModelHost, data_dir: Path) -> Iterator[tuple[str, Any]]:
+    """The address of a server with a page, and its application."""
     ready, told = threading.Event(), []
 
     def announce(url: str) -> None:
@@ -47,13 +56,47 @@ def address(host: ModelHost) -> Iterator[str]:
         ready.set()
 
     sock = open_socket("127.0.0.1", 0)
-    server = Server(host, announce)
+    server = Server(host, announce, ServeOptions(data_dir=data_dir))
     thread = threading.Thread(target=server.run, kwargs={"sockets": [sock]}, daemon=True)
     thread.start()
     assert ready.wait(60), "the server did not start"
-    yield told[0]
+    yield told[0], server.config.app
     server.should_exit = True
     thread.join(20)
+
+
+@pytest.fixture(scope="session")
+def address(served: tuple[str, Any]) -> str:
+    return served[0]
+
+
+@pytest.fixture(scope="session")
+def page(served: tuple[str, Any]) -> Any:
+    """The `Page` that `address` serves."""
+    return served[1].state.page
+
+
+@pytest.fixture
+def open_tab(browser: Any, address: str, host: ModelHost) -> Iterator[Callable[..., Tab]]:
+    """`open_tab(**options of the browser's context)`: the page, opened."""
+    contexts = []
+
+    def open_one(**options: Any) -> Tab:
+        context = browser.new_context(**{"viewport": {"width": 1280, "height": 800}, **options})
+        contexts.append(context)
+        return Tab(context.new_page(), address)
+
+    yield open_one
+    for context in contexts:
+        context.close()
+    assert api_server.eventually(lambda: host.calls == 0), "a closed tab left its answer running"
+
+
+@pytest.fixture
+def tab(open_tab: Callable[..., Tab]) -> Tab:
+    tab = open_tab()
+    tab.set_number("seed", 1)
+    return tab
 
 
 @pytest.fixture(scope="session")

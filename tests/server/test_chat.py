@@ -13,7 +13,6 @@ import torch
 
 from transformers_llamacpp.errors import ContextOverflowError, GenerationCancelled
 from transformers_llamacpp.server.chat import Progress, answer, complete, generation_options, statistics
-from transformers_llamacpp.server.view import bubbles, error_html, status_html
 
 SETTINGS = {"temperature": 0.0, "max_new_tokens": 50, "seed": -1}
 
@@ -148,8 +147,4 @@ def test_options_of_generate() -> None:
 
 def test_what_the_page_shows() -> None:
     last = list(ask(Model("abc")))[-1]
-    assert "3 tokens" in status_html(last) and "2 reused, 3 evaluated in 0.50 s" in status_html(last)
     assert "3 tokens, 1.5 tokens/s; prompt 5 tokens: 2 reused, 3 evaluated" in statistics(last)
-    assert "Reading the prompt: 5 of 2,000 tokens" in status_html(Progress(evaluated=5, total=2000))
-    assert "<b>" not in error_html("<b>") and "alert" in error_html(ValueError("x"))
-    assert bubbles([{"role": "user", "content": "\tx"}])[0]["content"] == [{"type": "text", "text": "\tx"}]

@@ -30,7 +30,10 @@ from unit.params_table import ATTRIBUTES, CALLBACKS, FIELDS, POINTED_TO, field_v
 
 pytestmark = pytest.mark.once
 
-GROUPS = ("context", "model", "sampling", "contrastive", "guidance", "speculation", "beams", "other", "adapter")
+GROUPS = (
+    "context", "model", "method", "sampling", "cutting", "penalties", "ending", "inspection", "chat", "contrastive", "guidance",
+    "speculation", "beams", "other", "adapter",
+)  # fmt: skip
 DESIGNED = {  # DESIGN 1.2
     "n_ctx": 4096, "n_cells": None, "n_seq_max": None, "host_cache_bytes": 1 << 30, "prefix_reuse": True,
     "n_sink": None, "reuse_min_chunk": 0, "state_dir": None, "state_dir_bytes": 10 << 30,

@@ -36,9 +36,9 @@ def create_app(host: ModelHost, options: ServeOptions | None = None) -> FastAPI:
     )  # fmt: skip
     add_api(app, host, options)
     if options.page:
-        from .page_mount import add_page  # Gradio takes a second to import, and an API needs none
+        from .page.mount import add_page  # Gradio takes a second to import, and an API needs none
 
-        app = add_page(app, host)
+        app = add_page(app, host, options.data_dir)
     app.add_middleware(Guard, options=options)
     if not options.remote:
         app.add_middleware(TrustedHostMiddleware, allowed_hosts=LOOPBACK_NAMES)

@@ -14,6 +14,7 @@ from ..files import SHARD
 __all__ = ["ModelHost", "gguf_files"]
 
 Loader = Callable[[str, Mapping[str, Any]], Any]
+Progress = Callable[[str, float], bool]
 
 
 def gguf_files(folder: Path) -> dict[str, Path]:
@@ -80,9 +81,17 @@ class ModelHost:
         """What may be loaded, by name: the files in the folder as it is now, and the model from the command line."""
         return {name: str(file) for name, file in gguf_files(self.model_dir).items()} | self._extra
 
-    def load(self, name: str, options: Mapping[str, Any], draft: str = "", draft_tokens: int | None = None) -> None:
+    def load(
+        self,
+        name: str,
+        options: Mapping[str, Any],
+        draft: str = "",
+        draft_tokens: int | None = None,
+        progress: Progress | None = None,
+    ) -> None:
         """Loads the model called `name` in place of the present one; an option that is `None` is left to llama.cpp. `draft`:
-        the name of a model that drafts for it, `draft_tokens` at a time.
+        the name of a model that drafts for it, `draft_tokens` at a time. `progress` is told what is read, and how much of it
+        (0 to 1); where it says `False` the load is given up.
 
         Raises `LlamaCppError`.
         """
@@ -101,10 +110,10 @@ class ModelHost:
             self.loading = name
             try:
                 self._unload()
-                model = self._loader(source, options)
+                model = self._loader(source, options | _watched(progress, name))
                 if draft_source is not None:
                     try:
-                        model.assistant_model = self._load_draft(draft_source, options)
+                        model.assistant_model = self._load_draft(draft_source, options, progress)
                     except BaseException:
                         model.close()
                         raise
@@ -149,9 +158,10 @@ class ModelHost:
                 self._drafts[name] = self._load_draft(source, self.options)
             return self._drafts[name]
 
-    def _load_draft(self, source: str, options: Mapping[str, Any]) -> Any:
+    def _load_draft(self, source: str, options: Mapping[str, Any], progress: Progress | None = None) -> Any:
         wanted = ("n_ctx", "n_threads", "n_threads_batch", "n_gpu_layers", "n_batch", "n_ubatch")
-        return self._loader(source, {name: options[name] for name in wanted if name in options})
+        kept = {name: options[name] for name in wanted if name in options}
+        return self._loader(source, kept | _watched(progress, Path(source).name))
 
     @property
     def calls(self) -> int:
@@ -177,6 +187,11 @@ class ModelHost:
             with self._idle:
                 self._running.remove(stop)
                 self._idle.notify_all()
+
+
+def _watched(progress: Progress | None, name: str) -> dict[str, Any]:
+    """llama.cpp's own callback, as an option of the load."""
+    return {} if progress is None else {"progress_callback": lambda share, _: progress(name, float(share))}
 
 
 def check_gguf(file: Path) -> None:

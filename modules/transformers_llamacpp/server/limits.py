@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 
 __all__ = ["Limits", "ServeOptions"]
 
@@ -31,3 +32,5 @@ class ServeOptions:
     cors_origins: tuple[str, ...] = ()
     chat_templates: bool = False
     page: bool = True
+    data_dir: Path | None = None
+    """Where the page keeps presets; `None`: a folder of the user's."""

@@ -47,7 +47,7 @@ CONFIG_FIELDS: dict[str, Known] = {
     "top_k": Known(int, ge=0, le=2**20),
     "min_p": Known(float, ge=0, le=1),
     "top_h": Known(float, "Keep the likeliest tokens up to this share of the distribution's entropy.", gt=0, le=1),
-    "typical_p": Known(float, "Keep the tokens about as surprising as expected, up to this mass; 1 is off.", gt=0, le=1),
+    "typical_p": Known(float, gt=0, le=1),
     "epsilon_cutoff": Known(float, "Drop tokens less likely than this; 0 is off. From 1 on in ten-thousandths, as the webui "
                             "counts.", 0, 9999),
     "eta_cutoff": Known(float, "The same, less strict where many tokens are likely; 0 is off. From 1 on in ten-thousandths.",
@@ -57,7 +57,7 @@ CONFIG_FIELDS: dict[str, Known] = {
     # what counts against a token, or for it
     "repetition_penalty": Known(float, gt=0, le=100),
     "encoder_repetition_penalty": Known(float, "Above 1 favours tokens of the prompt; 1 is off.", gt=0, le=100),
-    "no_repeat_ngram_size": Known(int, "No run of this many tokens occurs twice; 0 is off.", 0, 1024),
+    "no_repeat_ngram_size": Known(int, ge=0, le=1024),
     "bad_words_ids": Known(Phrases, "Runs of token ids that must not occur."),
     "sequence_bias": Known(list[list[Any]], "Runs of token ids and what is added to their "
                            "score: [[[id, ...], bias], ...]."),

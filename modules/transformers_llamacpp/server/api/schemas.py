@@ -60,13 +60,11 @@ class Common(Strict):
     stream: bool | None = Field(None, description="Send the text as server-sent events while it is written.")
     stream_options: StreamOptions | None = None
     n: int | None = Field(None, ge=1, description="Texts to write for each prompt.")
-    stop: Stop | None = Field(None, description="The text ends before one of these strings.")
+    stop: Stop | None = Field(None, description=help_of("stop"))
     seed: int | None = Field(None, ge=-1, le=2**63 - 1, description=help_of("seed"))
     max_tokens: int | None = Field(None, ge=0, le=2**31 - 1, description=help_of("max_new_tokens"))
-    presence_penalty: float | None = Field(None, ge=-2, le=2, description="Subtracted from the scores of written tokens.")
-    frequency_penalty: float | None = Field(
-        None, ge=-2, le=2, description="Subtracted from the score of a token for each time it was written."
-    )
+    presence_penalty: float | None = Field(None, ge=-2, le=2, description=help_of("presence_penalty"))
+    frequency_penalty: float | None = Field(None, ge=-2, le=2, description=help_of("frequency_penalty"))
     logit_bias: Annotated[dict[str, float], Field(max_length=4096)] | None = Field(
         None, description="Added to the scores of tokens, by their id: -100 bans one."
     )

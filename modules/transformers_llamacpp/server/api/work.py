@@ -116,6 +116,7 @@ class Part:
         if plan.options.get("guidance_scale") not in (None, 1) and plan.negative_prompt:
             arguments["negative_prompt_ids"] = torch.tensor([_negative(model, plan.negative_prompt)])
         self._assistant(model, arguments)
+        self._watch(model, arguments)
         try:
             output = model.generate(ids, attention_mask=torch.ones_like(ids), **arguments)
         except _Over:
@@ -123,6 +124,9 @@ class Part:
         if plan.beams and not self.job.stop.is_set():
             self._write_beams(model, writers, output.sequences[:, length:].tolist())
         return output.stats
+
+    def _watch(self, model: Any, arguments: dict[str, Any]) -> None:
+        """For who wants to see more of the call than its text: `arguments` are those of `generate()`, and may be changed."""
 
     def _assistant(self, model: Any, arguments: dict[str, Any]) -> None:
         named = self.plan.assistant

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 
 # Read when Gradio is imported: nothing is reported anywhere, and no conversation is kept in the browser's storage.
 os.environ.setdefault("GRADIO_ANALYTICS_ENABLED", "False")
@@ -11,8 +12,10 @@ os.environ.setdefault("GRADIO_RUN_HISTORY", "False")
 import gradio as gr
 from fastapi import FastAPI
 
-from .host import ModelHost
-from .page import FOLDER, Page
+from ..host import ModelHost
+from .blocks import FOLDER, Page
+from .hub import Hub
+from .presets import Presets
 
 __all__ = ["add_page"]
 
@@ -42,9 +45,11 @@ THEME = gr.themes.Base(
 )
 
 
-def add_page(app: FastAPI, host: ModelHost) -> FastAPI:
-    """Routes that `app` has already go before the page's."""
-    page = Page(host)
+def add_page(app: FastAPI, host: ModelHost, data_dir: Path | None = None, hub: Hub | None = None) -> FastAPI:
+    """Routes that `app` has already go before the page's. `data_dir`: where presets are kept, by default a folder of the
+    user's (`presets.data_folder`)."""
+    page = Page(host, Presets(data_dir and data_dir / "presets"), hub)
+    app.state.page = page
     page.blocks.queue(default_concurrency_limit=None, api_open=False)
     return gr.mount_gradio_app(
         app,
