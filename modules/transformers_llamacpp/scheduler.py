@@ -2,8 +2,9 @@
 
 There is no thread that decodes. A call that wants tokens decoded and finds nobody at it does so itself, for all that wait
 (it *leads*); the others sleep until their rows are there. After a decode the calls that took part are expected back with
-their next token shortly, and the last of them leads again, so that in the steady state nothing is handed from one thread to
-another. Nobody waits long for a call that takes its time.
+their next token shortly, and when the last of them is there the same thread leads again: llama.cpp's own threads belong to
+the thread that calls it, and those of several callers would fight for the cores. Nobody waits long for a call that takes its
+time.
 """
 
 from __future__ import annotations
@@ -90,6 +91,8 @@ class Scheduler:
         self._queue: list[Ask] = []
         self._leader: Ask | None = None
         """Whose thread decodes."""
+        self._usual = 0
+        """The thread that did so last."""
         self._gatherer: Ask | None = None
         """Whose thread does if those who are away do not come back by the deadline. With a queue there is one of the two."""
         self._deadline = 0.0
@@ -176,8 +179,15 @@ class Scheduler:
                 if self._gatherer is None:
                     self._gatherer = ask
                 return False
-            self._leader, self._gatherer = ask, None
-            return True
+            return self._appoint(ask)
+
+    def _appoint(self, ask: Ask) -> bool:
+        """Somebody leads now: who did so last if it waits too, else `ask`. Whether it is `ask`; mutex held."""
+        leader = next((one for one in self._queue if one.caller == self._usual), ask)
+        self._leader, self._gatherer = leader, None
+        if leader is not ask:
+            _wake(leader)
+        return leader is ask
 
     def _sleep(self, ask: Ask) -> bool:
         """Until the ask is finished (False), or it is this thread's turn to lead (True).
@@ -198,13 +208,15 @@ class Scheduler:
                     seconds = self._deadline - time.perf_counter()
                     if seconds <= 0 or not self._away:
                         self._away.clear()
-                        self._leader, self._gatherer = ask, None
-                        return True
+                        if self._appoint(ask):
+                            return True
+                        seconds = LOOK
             ask.wake.acquire(timeout=seconds)
 
     def _lead(self, mine: Ask) -> None:
         """Decode until `mine` is finished, whoever leads then."""
         try:
+            self._usual = mine.caller
             while True:
                 self._lock.let_others()
                 with self._lock:
@@ -234,9 +246,9 @@ class Scheduler:
             return
         if self._away:
             self._gatherer = self._queue[0]
-        else:
-            self._leader = self._queue[0]
-        _wake(self._queue[0])
+            _wake(self._gatherer)
+        elif self._appoint(self._queue[0]):
+            _wake(self._queue[0])
 
     def _back(self, caller: int) -> None:
         """This caller is not expected any more; mutex held."""
