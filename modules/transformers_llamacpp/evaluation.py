@@ -134,7 +134,8 @@ class Evaluation:
             if wanted.progress is not None:
                 if wanted.progress(self.done, self.total) is False:
                     raise GenerationCancelled(self.done, self.total)
-                self.ready()  # the callback may have closed the model
+                with self.lock:
+                    self.ready()  # the callback may have closed the model
 
     def _next(
         self, batches: Iterator[tuple[Batch, list[Piece]]], jobs: list[Job], alone: bool
