@@ -174,7 +174,9 @@ class Evaluation:
         counts = [piece.stop - piece.start for piece in pieces]
         sequences = [job.sequence for job in mine]
         solo = alone or bool(self.wanted.layers and batch.n_outputs < batch.n_tokens)
-        return Ask.of_batch(batch, sequences, counts, self.usage, threading.get_ident(), scored, solo)
+        ask = Ask.of_batch(batch, sequences, counts, self.usage, threading.get_ident(), scored, solo)
+        ask.busy = self.busy
+        return ask
 
     def _alone(self, ask: Ask) -> None:
         """What is left of the ask, in a decode of its own; lock held."""

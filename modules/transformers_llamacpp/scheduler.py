@@ -305,7 +305,7 @@ class Scheduler:
                 self._pool.reset_tokens(sequence, sequence.tokens)
 
     def _serve(self, parts: list[Part]) -> None:
-        busy = {sequence for part in parts for sequence in part.ask.sequences}
+        busy = {sequence for part in parts for sequence in part.ask.busy}
         try:
             if serve(self._pool, parts, busy):
                 return
@@ -328,8 +328,8 @@ class Scheduler:
             ask.displaced = True
             return
         try:
-            if not serve(self._pool, [part], set(ask.sequences)):
-                raise cells_full(self._pool, part.n, ask.sequences)
+            if not serve(self._pool, [part], ask.busy):
+                raise cells_full(self._pool, part.n, ask.busy)
         except LlamaCppError as error:
             self._set_right([part])
             ask.error = error

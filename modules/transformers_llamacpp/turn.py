@@ -39,12 +39,14 @@ class Ask:
     """
 
     __slots__ = (
-        "answer", "batch", "born", "caller", "counts", "displaced", "done", "error", "finished", "hidden", "layers", "logits",
-        "n_tokens", "read", "scored", "sequences", "solo", "tokens", "usage", "wake",
+        "answer", "batch", "born", "busy", "caller", "counts", "displaced", "done", "error", "finished", "hidden", "layers",
+        "logits", "n_tokens", "read", "scored", "sequences", "solo", "tokens", "usage", "wake",
     )  # fmt: skip
 
     def __init__(self, sequences: list[Sequence], usage: Usage, caller: int) -> None:
         self.sequences, self.usage, self.caller = sequences, usage, caller
+        self.busy: Collection[Sequence] = sequences
+        """All sequences of the call: no room is made at their cost."""
         self.tokens: list[int] | None = None
         self.read: Read | None = None
         self.batch: Batch | None = None
