@@ -153,7 +153,7 @@ class Room:
         if saved is None or not sequence.is_saved:
             return None
         where = saved.where(len(sequence))
-        back = self.fill(sequence, saved, len(sequence), sequence.checkpoints, {*busy, sequence})
+        back = self.fill(sequence, saved, len(sequence), sequence.checkpoints, {*busy, sequence}, share=True)
         if back:
             sequence.saved = saved.upto(len(sequence))
             self.trim()
@@ -208,9 +208,10 @@ class Room:
         self.states.trim(self.sequences, self.registry.close)
 
     def fill(
-        self, target: Sequence, saved: Saved, length: int, checkpoints: list[Saved], busy: set[Sequence]
+        self, target: Sequence, saved: Saved, length: int, checkpoints: list[Saved], busy: set[Sequence], share: bool = False
     ) -> bool | None:
-        """Load saved positions into a sequence without an id, making room. `None`: there is none, False: that is impossible
+        """Load saved positions into a sequence without an id, making room; into cells of its own, or with `share` into those
+        that another one has of the same copy. `None`: there is none, False: that is impossible
         for another reason; then it has no id.
         """
         busy = busy | {target}
@@ -219,7 +220,8 @@ class Room:
         try:
             if saved.base is None or self.spare_id(busy):
                 while target.resident:  # not where a larger context came up empty
-                    done = self.memory.load(target, saved, length, checkpoints, self._share_saved(target, saved, length))
+                    held = self._share_saved(target, saved, length) if share else 0
+                    done = self.memory.load(target, saved, length, checkpoints, held)
                     if done is not None or not self.make_room(busy):
                         break
         finally:
