@@ -11,7 +11,7 @@ __all__ = ["LogitsObserver"]
 
 
 class LogitsObserver(LogitsProcessor):  # type: ignore[misc]
-    """Goes first: shows the model's logits to `observe` before anything changes them."""
+    """Shows `observe` the scores as they are at its place, in front of the others the model's own, and changes nothing."""
 
     def __init__(self, observe: Callable[[torch.Tensor, torch.Tensor], None]) -> None:
         self._observe = observe

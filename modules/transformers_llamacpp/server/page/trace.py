@@ -8,9 +8,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from transformers import LogitsProcessor
 
-__all__ = ["Alternative", "Guided", "Streamed", "Token", "Trace"]
+__all__ = ["Alternative", "Streamed", "Token", "Trace"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,17 +91,6 @@ class Trace:
 
     def _text(self, token: int) -> str:
         return self._piece(token).decode("utf-8", "replace")
-
-
-class Guided(LogitsProcessor):  # type: ignore[misc]
-    """Goes behind guidance: shows the scores it made to `observe` and changes nothing."""
-
-    def __init__(self, observe: Callable[[torch.Tensor, torch.Tensor], None]) -> None:
-        self._observe = observe
-
-    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
-        self._observe(input_ids, scores)
-        return scores
 
 
 class Streamed:

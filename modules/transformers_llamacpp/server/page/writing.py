@@ -6,50 +6,40 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Generator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from pydantic import ValidationError
 from transformers import LogitsProcessor
 
+from ...decoding.observer import LogitsObserver
 from ...errors import InvalidInputError, LlamaCppError
+from .. import chat
 from ..api.errors import ApiError, model_gone, without_folders
 from ..api.job import Done, Written
 from ..api.plan import Plan, make_plan
 from ..api.prompts import chat_prompt, chat_text, completion_prompts
 from ..api.schemas import ChatRequest, CompletionRequest
 from ..api.work import Part
+from ..chat import INTERVAL
 from ..host import ModelHost
 from ..limits import ServeOptions
 from .cells import Cells, look
-from .trace import Guided, Streamed, Trace
+from .trace import Streamed, Trace
 
 __all__ = ["PageJob", "Progress", "as_request", "chat_text_of", "write"]
-
-INTERVAL = 0.05
-"""Seconds between two updates: tokens may come faster than a page can draw them."""
 
 LOOK_EVERY = 0.4
 """Seconds between two looks at the KV cells."""
 
 
 @dataclass(frozen=True, slots=True)
-class Progress:
-    """Where a text stands. `stats` is there once it is complete; `finish` says how it ended ("" while it runs)."""
+class Progress(chat.Progress):
+    """The same for a text of the page. `evaluated`, `total`: tokens of the prompt that were and must be evaluated, what is
+    reused not counted; `seconds` since the first token. `leading`: the text is that of the beam that leads now."""
 
-    text: str = ""
-    evaluated: int = 0
-    total: int = 0
-    """Tokens of the prompt that have been evaluated, and that must be: what is reused is not counted."""
-    new_tokens: int = 0
-    seconds: float = 0.0
-    """Since the first token."""
-    finish: str = ""
-    """"" | "end" (the model was done) | "length" | "context" (n_ctx is full) | "stopped"."""
     leading: bool = False
-    """The text is that of the beam that leads now."""
-    stats: Any = field(default=None, repr=False)
 
 
 class PageJob:
@@ -188,7 +178,7 @@ class _PagePart(Part):
         if self._top:
             arguments["observe_logits"] = trace.observe
             if arguments.get("guidance_scale") not in (None, 1):
-                arguments["logits_processor"].append(Guided(trace.observe_guided))
+                arguments["logits_processor"].append(LogitsObserver(trace.observe_guided))
 
     def _post(self, row: int, piece: Any, reason: str) -> None:
         if self.plan.beams and self._job.trace is not None:
