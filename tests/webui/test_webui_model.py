@@ -289,16 +289,20 @@ def test_what_is_in_memory_is_told_while_a_prompt_is_read(model: Any) -> None:
     seen = []
 
     def ask() -> None:
-        seen.append(model.engine.held())
-
-    def during(evaluated: int, total: int) -> bool:  # the engine's lock is held
-        thread = threading.Thread(target=ask)
+        thread = threading.Thread(target=lambda: seen.append(model.engine.held()))
         thread.start()
         thread.join(20)
+
+    def during(evaluated: int, total: int) -> bool:
+        ask()  # between two decodes: as it is now
+        with model.engine.lock:  # as in the middle of one: as it was last
+            ask()
         return True
 
     LlamaCppForCausalLM.generate(model, torch.tensor([PROMPT[::-1]]), max_new_tokens=1, prompt_progress=during)
-    assert seen == [before]
+    assert len(seen) == 2
+    assert seen[0].texts == 2 and seen[0].cells == before.cells + len(PROMPT)
+    assert seen[1] == seen[0]
     assert model.engine.held().texts == 2
 
 
