@@ -83,6 +83,10 @@ class Backend(Protocol):
         each decode the weights have driven what Python needs out of the processor's cache."""
         ...
 
+    def rest(self) -> None:
+        """The calling thread decodes no more for a while: what is kept for it alone may go. From any thread, at any time."""
+        ...
+
     def logits(self, n_outputs: int) -> npt.NDArray[np.float32]:
         """`(n_outputs, n_vocab)` in batch order. A view: valid until the next call of any method."""
         ...

@@ -397,13 +397,29 @@ class LlamaCppCache(Cache):
     def step(self, tokens: list[int], usage: Usage, read: Callable[[npt.NDArray[np.float32]], T]) -> T:
         """Store one more column, a token for every row, in one decode; what `read` makes of the logits `(rows, n_vocab)`.
         All or nothing. What `read` gets is llama.cpp's own buffer, see `Engine.step`."""
+        answers: list[T] = []
+        self.steps(tokens, usage, read, answers.append)
+        return answers[0]
+
+    def steps(
+        self,
+        tokens: list[int],
+        usage: Usage,
+        read: Callable[[npt.NDArray[np.float32]], T],
+        after: Callable[[T], list[int] | None],
+    ) -> None:
+        """One `step` after the other, with the tokens that `after` makes of what `read` answered, until it says `None`. See
+        `Engine.steps` for who calls both."""
         self._alive()
-        answer = self._engine.step([row.sequence for row in self._rows], tokens, usage, read)
-        for row in self._rows:
-            if row.mask is not None:
-                row.mask.append(1)
-        self._columns += 1
-        return answer
+
+        def stored(answer: T) -> list[int] | None:
+            for row in self._rows:
+                if row.mask is not None:
+                    row.mask.append(1)
+            self._columns += 1
+            return after(answer)
+
+        self._engine.steps([row.sequence for row in self._rows], tokens, usage, read, stored)
 
     def retire(self, kept: list[int]) -> None:
         """Go on with these rows only, in their order; the others' texts stay candidates for prefix reuse."""

@@ -10,7 +10,6 @@ import threading
 from array import array
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
@@ -26,9 +25,9 @@ from .errors import (
     ModelLoadError,
     UnsupportedFeatureError,
 )
-from .evaluation import Displaced, Evaluation, Progress, Wanted, can_step, plain_step
+from .evaluation import Displaced, Evaluation, Progress, Wanted, plain_step
 from .guarded_lock import GuardedLock
-from .pool import SequencePool
+from .pool import Held, SequencePool
 from .recall import Recall
 from .recovery import Recovery
 from .registry import Keeping
@@ -37,8 +36,9 @@ from .saved import Saved, SavedStates
 from .scheduler import Scheduler
 from .sequence import Sequence, shared_prefix
 from .slices import Slices
-from .turn import Ask
+from .turn import Ask, can_step
 from .usage import Usage
+from .write_back import WriteBack
 
 if TYPE_CHECKING:
     from .state_folder import StateFolder
@@ -59,18 +59,6 @@ RECALL_BYTES = 128 << 20
 PLAIN_CALLS = 64
 """Calls that want no layers before the context that can record them is given up. Measured on a model of 135 M weights, where
 it weighs most: making a context again takes 60 to 110 ms, a decode in one that records nothing 0 to 0.7 ms of 17."""
-
-
-@dataclass(frozen=True, slots=True)
-class Held:
-    """What an engine has in memory: `texts` it knows, `sequences` of them in the KV buffer, the `cells` these use of
-    `n_cells` (what several begin with counts once), and the `host_bytes` of saved states."""
-
-    texts: int
-    sequences: int
-    cells: int
-    n_cells: int
-    host_bytes: int
 
 
 class Engine:
@@ -100,6 +88,7 @@ class Engine:
         self.closed = False
         self.scheduler = Scheduler(self.pool, self.lock, self._ready)
         self._slices = Slices(lambda: self.pool.room.pushed_out, lambda: self.scheduler.running > 1)
+        self.write_back = WriteBack(self.lock, lambda: not self.scheduler.running, self._copy_ahead)
         self._recovery = Recovery(self.pool, self._run)
         self._plain_calls = 0
         self._held = Held(0, 0, 0, backend.limits.n_cells, 0)
@@ -109,8 +98,12 @@ class Engine:
         """While a `generate()` runs: what no running call uses may leave the buffer."""
         with self.lock:
             self._ready()
-        with self.scheduler.call():
-            yield
+        try:
+            with self.scheduler.call():
+                yield
+        finally:
+            if self.scheduler.shared and not self.scheduler.running:
+                self.write_back.begin()
 
     # -- requests -----------------------------------------------------------------------------------------------
 
@@ -283,28 +276,60 @@ class Engine:
         called under the engine's lock, on the thread of whichever call decodes, and must keep no view of it, call no model
         and wait for nobody.
         """
-        before = [len(sequence.tokens) for sequence in sequences]
+        answers: list[T] = []
+        self.steps(sequences, tokens, usage, read, answers.append)
+        return answers[0]
+
+    def steps(
+        self,
+        sequences: list[Sequence],
+        tokens: list[int],
+        usage: Usage,
+        read: Callable[[npt.NDArray[np.float32]], T],
+        after: Callable[[T], list[int] | None],
+    ) -> None:
+        """One `step` after the other: `after` makes the next tokens of what `read` made of the logits, `None` ends it. Each is
+        all or nothing. What `after` raises is raised here, and its step counts.
+
+        `after` is called as `read` is: maybe by the thread of another call, for which this call then need not wake up.
+        """
+        settled = [len(sequence.tokens) for sequence in sequences]
+        going: list[int] | None = tokens
         try:
-            if not self.scheduler.alone and can_step(self.pool, sequences, tokens):
-                ask = Ask.step(sequences, tokens, usage, threading.get_ident(), read)
-                self.scheduler.decode(ask)
-                if not ask.displaced:
-                    answer: T = ask.answer
-                    return answer
-            with self._brought_in(sequences), self.lock:
-                self._ready()
-                if any(len(sequence.tokens) > length for sequence, length in zip(sequences, before, strict=True)):
-                    self._take_back(sequences, tokens, before)  # a decode was interrupted between the books and the answer
-                if plain_step(self.pool, sequences, tokens, usage):
-                    return read(self.backend.logits(len(tokens)))
-                jobs = [one_token(*each) for each in zip(sequences, tokens, strict=True)]
-                self.evaluate(jobs, usage)
-                return read(np.concatenate([job.logits for job in jobs if job.logits is not None]))
+            while going is not None:
+                tokens = going
+                if not self.scheduler.alone and can_step(self.pool, sequences, tokens):
+                    ask = Ask.step(sequences, tokens, usage, threading.get_ident(), read, after)
+                    settled = ask.settled
+                    self.scheduler.decode(ask)
+                    if ask.over:
+                        return
+                    tokens = ask.tokens or tokens
+                    answer = self._step(sequences, tokens, usage, settled, read) if ask.displaced else ask.answer
+                else:
+                    answer = self._step(sequences, tokens, usage, settled, read)
+                settled[:] = [len(sequence.tokens) for sequence in sequences]
+                going = after(answer)
         except BaseException:
             with self.lock:
                 if not self.closed:
-                    self._take_back(sequences, tokens, before)
+                    self._take_back(sequences, tokens, settled)
             raise
+
+    def _step(
+        self, sequences: list[Sequence], tokens: list[int], usage: Usage, before: list[int],
+        read: Callable[[npt.NDArray[np.float32]], T],
+    ) -> T:  # fmt: skip
+        """By this thread, for nobody else."""
+        with self._brought_in(sequences), self.lock:
+            self._ready()
+            if any(len(sequence.tokens) > length for sequence, length in zip(sequences, before, strict=True)):
+                self._take_back(sequences, tokens, before)  # a decode was interrupted between the books and the answer
+            if plain_step(self.pool, sequences, tokens, usage):
+                return read(self.backend.logits(len(tokens)))
+            jobs = [one_token(*each) for each in zip(sequences, tokens, strict=True)]
+            self.evaluate(jobs, usage)
+            return read(np.concatenate([job.logits for job in jobs if job.logits is not None]))
 
     def _brought_in(self, sequences: list[Sequence]) -> AbstractContextManager[None]:
         """Before sequences come back that had to leave for a call that still runs: when it is their turn."""
@@ -367,12 +392,7 @@ class Engine:
         with self.lock.without_waiting() as free:
             if free and not self.closed:
                 self._ready()
-                sequences = self.pool.registry.sequences
-                resident = [sequence for sequence in sequences if sequence.resident]
-                texts = sum(1 for sequence in sequences if sequence.tokens)
-                cells = self.pool.room.cells_of(resident)
-                n_cells, saved = self.backend.limits.n_cells, SavedStates.host_bytes(sequences)
-                self._held = Held(texts, len(resident), cells, n_cells, saved)
+                self._held = self.pool.held()
         return self._held
 
     def check(self) -> None:
@@ -394,6 +414,13 @@ class Engine:
                 finally:
                     self.closed = True
                     self.backend.close()
+
+    def _copy_ahead(self) -> bool:
+        if self.closed or not self.pool.keeping.prefix_reuse:
+            return False
+        more = self.pool.room.copy_ahead()
+        self.scheduler.shared = self.scheduler.shared and more
+        return more
 
     def _ready(self) -> None:
         if self.closed:

@@ -19,13 +19,13 @@ from .errors import ClosedError, DecodeError, GenerationCancelled
 from .guarded_lock import GuardedLock
 from .pool import SequencePool
 from .sequence import Move, Sequence
-from .turn import ABORTED, Ask, Part, cells_full, serve
+from .turn import ABORTED, Ask, Part, can_step, cells_full, serve
 from .usage import Usage
 
 if TYPE_CHECKING:
     from .scheduler import Scheduler
 
-__all__ = ["Displaced", "Evaluation", "Progress", "Wanted", "can_step", "plain_step"]
+__all__ = ["Displaced", "Evaluation", "Progress", "Wanted", "plain_step"]
 
 CHECKPOINT_EVERY = 256
 """Tokens of a prompt between two checkpoints of a memory that cannot be rewound."""
@@ -217,18 +217,6 @@ class Evaluation:
             if 0 < job.sequence.branch - first < n:
                 places.add(job.sequence.branch - first)
             job.marks = tuple(sorted(places))
-
-
-def can_step(pool: SequencePool, sequences: list[Sequence], tokens: list[int]) -> bool:
-    """Whether a decode of a token for each of them is all there is to do: nothing has to be brought back, to slide or to be
-    refused."""
-    n_ctx, limits = pool.keeping.n_ctx, pool.backend.limits
-    if not 0 < len(tokens) <= min(limits.n_batch, limits.n_outputs) or pool.backend.records_layers:
-        return False
-    for sequence, token in zip(sequences, tokens, strict=True):
-        if sequence.seq_id is None or sequence.closed or len(sequence) >= n_ctx or not 0 <= token < limits.n_vocab:
-            return False
-    return True
 
 
 def plain_step(pool: SequencePool, sequences: list[Sequence], tokens: list[int], usage: Usage) -> bool:

@@ -136,6 +136,7 @@ class LlamaCppGenerationMixin:
         request.observe_logits = kwargs.pop("observe_logits", None)
         seeds = kwargs.pop("seeds", None)
         request.numbers = Numbers(None if seeds is None else check_seeds(seeds))
+        inside = current_request.get() is not None  # as an assistant's call is
         token = current_request.set(request)
         output = cache = None
         running = contextlib.ExitStack()
@@ -154,6 +155,8 @@ class LlamaCppGenerationMixin:
         finally:
             running.close()
             current_request.reset(token)
+            if not inside:
+                self.engine.backend.rest()  # type: ignore[attr-defined]
             if request.guidance is not None:
                 request.guidance.close()
             if cache is not None:

@@ -23,7 +23,7 @@ from .room import Room
 from .saved import Saved, SavedStates
 from .sequence import EMBEDDED, Sequence
 
-__all__ = ["SequencePool"]
+__all__ = ["Held", "SequencePool"]
 
 WORDS = {"the KV buffer": "memory", "host memory": "host", "a file of state_dir": "disk"}
 
@@ -36,6 +36,18 @@ class Match:
     source: Sequence | None
     length: int
     known: int
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """What an engine has in memory: `texts` it knows, `sequences` of them in the KV buffer, the `cells` these use of
+    `n_cells` (what several begin with counts once), and the `host_bytes` of saved states."""
+
+    texts: int
+    sequences: int
+    cells: int
+    n_cells: int
+    host_bytes: int
 
 
 class SequencePool:
@@ -62,6 +74,13 @@ class SequencePool:
     @property
     def memory(self) -> Memory:
         return self.registry.memory
+
+    def held(self) -> Held:
+        sequences = self.registry.sequences
+        resident = [sequence for sequence in sequences if sequence.resident]
+        texts = sum(1 for sequence in sequences if sequence.tokens)
+        saved = SavedStates.host_bytes(sequences)
+        return Held(texts, len(resident), self.room.cells_of(resident), self.backend.limits.n_cells, saved)
 
     # -- what callers do ------------------------------------------------------------------------------------
 

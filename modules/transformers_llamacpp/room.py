@@ -25,6 +25,9 @@ PART = 32
 CHECKPOINTS = 16
 """Most checkpoints of one text."""
 
+AHEAD = 1024
+"""Tokens of the longest text that is copied ahead: nobody should wait long for a copy that may not be needed."""
+
 LOOK_AT = 8
 """So many texts are looked through for moved chunks, or for parts that a new copy can go on from."""
 
@@ -123,7 +126,7 @@ class Room:
         room = self.states.max_bytes
         for sequence in sorted(away, key=lambda s: (s.held, s in sources, s.last_use), reverse=True):
             if not sequence.held and self.states.folder is None:
-                size = self.backend.state_size(self.memory.id_of(sequence))
+                size = self._size(sequence)
                 if size > self.states.max_bytes:
                     continue
                 room -= size
@@ -131,6 +134,12 @@ class Room:
                     self.registry.close(sequence)
                     continue
             self.park(sequence)
+
+    def _size(self, sequence: Sequence) -> int:
+        """Bytes of a copy; llama.cpp goes through all cells to tell."""
+        if sequence.saved is not None and sequence.saved.stop == len(sequence) and self.memory.divides:
+            return sum(len(part.data or b"") for part in sequence.saved.chain())
+        return self.backend.state_size(self.memory.id_of(sequence))
 
     @property
     def keeps_states(self) -> bool:
@@ -175,6 +184,24 @@ class Room:
             base = self._base(sequence)
             sequence.saved = self.memory.save(sequence, base, self._cut(sequence, base), leaving=True)
         self.memory.leave(sequence)
+
+    def copy_ahead(self, least: int = PART) -> bool:
+        """While no call runs: copy the text of `least` tokens or more that was used last, as `park` would, and leave it in the
+        buffer. False: there is none left that is worth it, or no room for its copy."""
+        if self.states.max_bytes <= 0 or not self.memory.divides:
+            return False
+        worth = [s for s in self.sequences if s.resident and least <= len(s) <= AHEAD]
+        left = [s for s in worth if s.saved is None or s.saved.stop < len(s)]
+        if not left:
+            return False
+        sequence = max(left, key=lambda s: s.last_use)
+        size = self._size(sequence)
+        if self.states.host_bytes(self.sequences) + size > self.states.max_bytes:
+            return False
+        base = self._base(sequence)
+        sequence.saved = self.memory.save(sequence, base, self._cut(sequence, base))
+        self.trim()
+        return sequence.saved is not None and sequence.saved.stop == len(sequence)
 
     def copy_of(self, sequence: Sequence) -> list[tuple[int, int, memoryview]]:
         """Its state in parts, each with its positions; it stays where it is."""

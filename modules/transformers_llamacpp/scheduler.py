@@ -20,7 +20,7 @@ from .errors import DecodeError, LlamaCppError
 from .guarded_lock import GuardedLock
 from .mix import mixed
 from .pool import SequencePool
-from .turn import Ask, Part, cells_full, serve
+from .turn import Ask, Part, can_step, cells_full, serve
 
 __all__ = ["Scheduler"]
 
@@ -40,6 +40,8 @@ PORTION = 64
 
 LOOK = 0.5
 """Seconds after which one who waits looks for itself."""
+
+INTERRUPTED = "the thread that decoded for this call was interrupted; call generate() again"
 
 WEIGHT = 0.3
 """Of the last value in a running mean."""
@@ -100,6 +102,8 @@ class Scheduler:
         """Callers that are expected back."""
         self._callers: dict[int, _Caller] = {}
         self._born = 0
+        self.shared = False
+        """Calls have shared decodes, so that their texts lie scattered over the buffer; whoever puts that right says so."""
         self._pace = _Pace()
 
     # -- callers -------------------------------------------------------------------------------------------------
@@ -270,10 +274,12 @@ class Scheduler:
         waiting = [ask for ask in waiting if not ask.displaced and ask.error is None]
         portion = self._pace.portion if writing or any(ask.dense for ask in waiting) else None
         parts = mixed(waiting, self._pool.backend.limits, portion)
+        self.shared = self.shared or len(parts) > 1
         began = time.perf_counter()
         try:
             if parts:
                 self._serve(parts)
+                self._go_on([part.ask for part in parts])
         except BaseException as error:
             for part in parts:  # what they have is in the books, or not: each call looks for itself
                 part.ask.displaced = part.ask.left > 0
@@ -320,6 +326,22 @@ class Scheduler:
                 return
         for part in parts:
             self._serve_alone(part)
+
+    def _go_on(self, asks: list[Ask]) -> None:
+        """The next step of those whose caller need not look: no thread wakes up for it, and none waits for another one's turn
+        with the interpreter. On the main thread only of its own call, for there an interrupt comes between any two lines."""
+        me, main = threading.get_ident(), threading.current_thread() is threading.main_thread()
+        for ask in asks:
+            if ask.error is not None or ask.displaced or (main and ask.caller != me):
+                continue
+            try:
+                ask.go_on()
+            except BaseException as error:
+                ask.error = error if isinstance(error, Exception) else DecodeError(INTERRUPTED, 2)
+                if not isinstance(error, Exception):
+                    raise
+            # what has to slide or to be refused is its caller's business
+            ask.displaced = ask.left > 0 and ask.tokens is not None and not can_step(self._pool, ask.sequences, ask.tokens)
 
     def _serve_alone(self, part: Part) -> None:
         """What is wrong with one call is nothing to the others; and where there is no room for all, there may be for each."""

@@ -130,6 +130,9 @@ class FakeBackend:
     def decode_tokens(self, tokens: list[int], positions: list[int], seq_ids: list[int]) -> DecodeStatus:
         return self.decode(tokens_batch(tokens, positions, seq_ids))
 
+    def rest(self) -> None:
+        """Nothing is kept for threads."""
+
     def logits(self, n_outputs: int) -> npt.NDArray[np.float32]:
         assert n_outputs == self._n_rows, f"{n_outputs} rows asked for, {self._n_rows} computed"
         return self._rows[:n_outputs]

@@ -20,27 +20,33 @@ from .pool import SequencePool
 from .sequence import EMBEDDED, Sequence
 from .usage import Usage
 
-__all__ = ["Ask", "Part", "Read", "cells_full", "serve"]
+__all__ = ["After", "Ask", "Part", "Read", "can_step", "cells_full", "serve"]
 
 ABORTED = "llama_decode was aborted by the abort callback"
 
 Read = Callable[[npt.NDArray[np.float32]], Any]
+
+After = Callable[[Any], "list[int] | None"]
+"""From what was read to the next tokens; `None` where the caller has to look itself."""
 
 
 class Ask:
     """The tokens one call wants decoded next, and what came of it.
 
     Either a `step`, one token for each of `sequences` whose logits `read` makes something of while they are still in
-    llama.cpp's buffer (`answer`); or a `batch`, `counts[i]` of whose tokens are of `sequences[i]`, in this order, with
-    copies of the rows in `logits`, `hidden` and `layers`. `scored`: int8, the outputs whose logits are kept; `None`: all.
+    llama.cpp's buffer (`answer`), and which `after` may turn into the next step; or a `batch`, `counts[i]` of whose tokens are
+    of `sequences[i]`, in this order, with copies of the rows in `logits`, `hidden` and `layers`. `scored`: int8, the outputs
+    whose logits are kept; `None`: all.
 
     `done` of its tokens are stored, and in the books. `displaced`: it cannot go on, because a sequence had to leave the
     buffer, or because the decode it was in failed; the call has to see for itself. `solo`: it shares its decodes with nobody.
+
+    `settled`, of steps: how long the texts were when the last of them was complete. `over`: `after` wants no other.
     """
 
     __slots__ = (
-        "answer", "batch", "born", "busy", "caller", "counts", "displaced", "done", "error", "finished", "hidden", "layers",
-        "logits", "n_tokens", "read", "scored", "sequences", "solo", "tokens", "usage", "wake",
+        "after", "answer", "batch", "born", "busy", "caller", "counts", "displaced", "done", "error", "finished", "hidden",
+        "layers", "logits", "n_tokens", "over", "read", "scored", "sequences", "settled", "solo", "tokens", "usage", "wake",
     )  # fmt: skip
 
     def __init__(self, sequences: list[Sequence], usage: Usage, caller: int) -> None:
@@ -49,6 +55,8 @@ class Ask:
         """All sequences of the call: no room is made at their cost."""
         self.tokens: list[int] | None = None
         self.read: Read | None = None
+        self.after: After | None = None
+        self.settled: list[int] = []
         self.batch: Batch | None = None
         self.counts: list[int] = []
         self.scored: npt.NDArray[np.int8] | None = None
@@ -60,14 +68,17 @@ class Ask:
         self.hidden: list[npt.NDArray[np.float32]] = []
         self.layers: list[npt.NDArray[np.float32]] = []
         self.error: BaseException | None = None
-        self.finished = self.displaced = False
+        self.finished = self.displaced = self.over = False
         self.wake = threading.Lock()
         self.wake.acquire()
 
     @classmethod
-    def step(cls, sequences: list[Sequence], tokens: list[int], usage: Usage, caller: int, read: Read) -> Ask:
+    def step(
+        cls, sequences: list[Sequence], tokens: list[int], usage: Usage, caller: int, read: Read, after: After | None = None
+    ) -> Ask:
         ask = cls(sequences, usage, caller)
-        ask.tokens, ask.n_tokens, ask.read = tokens, len(tokens), read
+        ask.tokens, ask.n_tokens, ask.read, ask.after = tokens, len(tokens), read, after
+        ask.settled = [len(sequence.tokens) for sequence in sequences]
         return ask
 
     @classmethod
@@ -98,6 +109,17 @@ class Ask:
     def plain(self) -> bool:
         """Logits are all that is wanted."""
         return self.batch is None or not (self.batch.want_embeddings or self.batch.layers)
+
+    def go_on(self) -> None:
+        """The next step, where this one is complete and `after` has one. Raises what `after` does; the step counts then."""
+        if self.after is None or self.left:
+            return
+        self.settled[:] = [len(sequence.tokens) for sequence in self.sequences]
+        tokens = self.after(self.answer)
+        if tokens is None:
+            self.over = True
+        else:
+            self.tokens, self.done, self.answer = tokens, 0, None
 
     def resident(self) -> bool:
         """Whether what has to be in the buffer is there."""
@@ -137,6 +159,18 @@ class Part:
                 found.append((sequence, start, stop))
             at += count
         return found
+
+
+def can_step(pool: SequencePool, sequences: list[Sequence], tokens: list[int]) -> bool:
+    """Whether a decode of a token for each of them is all there is to do: nothing has to be brought back, to slide or to be
+    refused."""
+    n_ctx, limits = pool.keeping.n_ctx, pool.backend.limits
+    if not 0 < len(tokens) <= min(limits.n_batch, limits.n_outputs) or pool.backend.records_layers:
+        return False
+    for sequence, token in zip(sequences, tokens, strict=True):
+        if sequence.seq_id is None or sequence.closed or len(sequence) >= n_ctx or not 0 <= token < limits.n_vocab:
+            return False
+    return True
 
 
 def serve(pool: SequencePool, parts: list[Part], busy: Collection[Sequence]) -> bool:

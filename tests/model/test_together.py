@@ -125,6 +125,109 @@ def test_streams_share_nearly_every_decode(model: Any, n: int) -> None:
     assert decodes.shared >= NEW - 5 and decodes.made <= 3 * NEW
 
 
+class Quick:
+    """A streamer that whichever call decodes may call."""
+
+    never_waits = True
+
+    def __init__(self, fails_at: int | None = None) -> None:
+        self.tokens: list[int] = []
+        self.threads: list[int] = []
+        self.fails_at, self.ended = fails_at, False
+
+    def put(self, value: torch.Tensor) -> None:
+        if len(self.tokens) == self.fails_at:
+            raise InterruptedError("nobody reads")
+        self.tokens += value.reshape(-1).tolist()
+        self.threads.append(threading.get_ident())
+
+    def end(self) -> None:
+        self.ended = True
+
+
+STREAMED = ["greedy", "rows", "sampling", "sampling, twice", "a user's processor", "scores", "no cache"]
+
+
+@pytest.mark.parametrize("method", STREAMED)
+def test_streamers_that_never_wait(model: Any, method: str) -> None:
+    alone, streamers = [Quick() for _ in range(5)], [Quick() for _ in range(5)]
+    expected = [call(model, METHODS[method], TEXTS[index], streamer=alone[index]) for index in range(5)]
+    model.forget()
+    decodes = Counted(model)
+
+    def one(index: int) -> torch.Tensor:
+        return call(model, METHODS[method], TEXTS[index], streamer=streamers[index])
+
+    found = at_once({str(index): (lambda index=index: one(index)) for index in range(5)})
+    for index in range(5):
+        assert found[str(index)].tolist() == expected[index].tolist()
+        assert streamers[index].tokens == alone[index].tokens and streamers[index].ended
+    assert decodes.shared >= 5
+    model.engine.check()
+
+
+def test_one_thread_hands_out_the_tokens_of_all(model: Any) -> None:
+    streamers = [Quick() for _ in range(6)]
+    at_once({str(i): (lambda i=i: call(model, {}, TEXTS[i], streamer=streamers[i], max_new_tokens=40)) for i in range(6)})
+    made = [threads for streamer in streamers for threads in streamer.threads[2:]]
+    assert max(map(made.count, made)) > 0.7 * len(made)
+
+
+def test_a_streamer_that_fails(model: Any) -> None:
+    streamers = [Quick(), Quick(len(TEXTS[1]) + 5), Quick()]
+    expected = [call(model, {}, TEXTS[index]).tolist() for index in range(3)]
+    model.forget()
+    found = at_once({str(i): (lambda i=i: call(model, {}, TEXTS[i], streamer=streamers[i])) for i in range(3)})
+    assert isinstance(found["1"], InterruptedError)
+    assert found["0"].tolist() == expected[0] and found["2"].tolist() == expected[2]
+    assert streamers[1].tokens == expected[1][0][: len(TEXTS[1]) + 5]
+    model.engine.check()
+    assert call(model, {}, TEXTS[1]).tolist() == expected[1]
+
+
+def test_rows_that_end_at_different_places(model: Any) -> None:
+    """A row that ended leaves the decode, whoever makes the steps."""
+    free = call(model, METHODS["rows"], [], max_new_tokens=30).tolist()
+    ends = free[0][len(PAIR[0]) + 7]
+    method = METHODS["rows"] | {"eos_token_id": ends, "max_new_tokens": 30}
+    expected = call(model, method, [])
+    model.forget()
+    streamers = [Quick() for _ in range(3)]
+    found = at_once({str(i): (lambda i=i: call(model, method, [], streamer=streamers[i])) for i in range(3)})
+    assert all(found[name].tolist() == expected.tolist() for name in found)
+    assert streamers[0].tokens == streamers[1].tokens == streamers[2].tokens
+
+
+@pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="counts the threads of this process where Linux lists them")
+def test_a_call_leaves_no_threads(model: Any) -> None:
+    """OpenMP's belong to the thread that called it, and live as long."""
+
+    def threads() -> int:
+        return len(list(Path("/proc/self/task").iterdir()))
+
+    call(model, {}, TEXTS[0])
+    before, go = threads(), threading.Event()
+    done = threading.Barrier(5)
+
+    def lasting(index: int) -> None:
+        call(model, {}, TEXTS[index])
+        done.wait(60)
+        go.wait(60)
+
+    several = [threading.Thread(target=lasting, args=(index,)) for index in range(4)]
+    for thread in several:
+        thread.start()
+    done.wait(60)
+    model.engine.write_back.join()
+    until = time.monotonic() + 5  # the system takes a moment
+    while threads() > before + 4 and time.monotonic() < until:
+        time.sleep(0.01)
+    assert threads() <= before + 4
+    go.set()
+    for thread in several:
+        thread.join()
+
+
 def test_stats_are_each_calls_own(model: Any) -> None:
     def stats(index: int) -> Any:
         method = {"return_dict_in_generate": True, "do_sample": False, "eos_token_id": None, "max_new_tokens": 6 + index}

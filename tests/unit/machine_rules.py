@@ -258,6 +258,14 @@ class EngineMachine(Machine):
         self.backend._failure = None
         self.drop_closed(rows)
 
+    @rule(times=st.integers(1, 3))
+    def copy_ahead(self, times: int) -> None:
+        for _ in range(times):
+            resident = [sequence.seq_id for sequence in self.engine.pool.sequences]
+            if not self.engine.pool.room.copy_ahead(1):
+                break
+            assert [sequence.seq_id for sequence in self.engine.pool.sequences] == resident
+
     @rule(lost=st.booleans())
     def growth_will_fail(self, lost: bool) -> None:
         self.backend.fail_grow(lost)

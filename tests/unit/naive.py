@@ -198,3 +198,8 @@ def together(n: int, work: Callable[[int], None]) -> None:
     with ThreadPoolExecutor(n) as executor:
         for future in [executor.submit(begin, index) for index in range(n)]:
             future.result(60)
+
+
+def at_once(works: List[Callable[[], object]]) -> None:
+    """All of them; what one raises is raised here."""
+    together(len(works), lambda index: works[index]() and None)

@@ -15,7 +15,7 @@ ROOT = Path(__file__).resolve().parents[2]
 ENGINE = ROOT / "modules" / "transformers_llamacpp"
 
 LAYERS = (
-    {"errors", "options", "batch", "reuse", "usage", "guarded_lock", "slices"},
+    {"errors", "options", "batch", "reuse", "usage", "guarded_lock", "slices", "write_back"},
     {"backend", "gguf_reader", "output_head"},
     {"native", "testing"},
     {"sequence"},
@@ -56,6 +56,7 @@ ONLY_IN = {
 NO_TORCH = {"errors", "options", "batch", "backend", "native", "sequence", "pool", "engine", "testing", "output_head"} | {
     "tree", "chunks", "saved", "state_file", "state_folder", "memory", "recall", "evaluation", "reuse", "registry",
     "room", "moving", "usage", "turn", "mix", "recovery", "scheduler", "slices",
+    "write_back",
 }  # fmt: skip
 """The engine proper speaks numpy."""
 

@@ -3,6 +3,10 @@
 transformers makes tensors of the vocabulary's size in every step, and copies the text. Here the logits stay where llama.cpp
 wrote them: they are processed and chosen from in place, the text grows in a buffer, and a batch is one decode of the rows
 that are still being written. What is asked, called and returned is the same.
+
+Where no code of others has a part in a step, and calls share their decodes, the call that decodes makes this one's steps too.
+A streamer of the caller's own may have part in that if its attribute `never_waits` is true: its `put` is then called on threads
+of other calls, must come back at once, and call no model.
 """
 
 from __future__ import annotations
@@ -71,43 +75,69 @@ def token_by_token(
     seen = not chooser.row_by_row or rows.calls_others or trace.returned or cache_survives(cache, generation_config)
     first = not getattr(generation_config, "is_assistant", False)
     outputs = first_step(model, input_ids, generation_config, model_kwargs, first)
+    # whether no code of others runs between two steps, so that another call may make them; see `Engine.steps`
+    quick = not (chooser.foreign or rows.calls_others) and (streamer is None or getattr(streamer, "never_waits", False))
     going_on = chooser.rows
-    while True:
-        if outputs is not None:  # of the prompt, or of a step that was not plain
-            model_kwargs = step_done(model, outputs, model_kwargs)
-            # whoever put something between the steps may have kept the logits
-            logits = outputs.logits[:, -1].to(torch.float32, copy=not plain)
-            chosen = chooser.choose(logits.numpy(), outputs.hidden_states)
-            outputs = None
-        tokens = chosen
-        if not all(rows.unfinished):
-            tokens = _with_padding(rows, going_on, chosen)
+    tokens: list[int] = []
+    ended = False
+
+    def record(chosen: list[int]) -> list[int]:
+        """The text grows by the chosen tokens; what it grew by."""
+        nonlocal ended
+        tokens = chosen if all(rows.unfinished) else _with_padding(rows, going_on, chosen)
         text.append(*tokens)
         if streamer is not None and not compat.CRITERIA_COME_FIRST:
             streamer.put(text.newest.clone())
         ended = rows.ended_with(tokens, len(text), text.view, trace.scores)
         if streamer is not None and compat.CRITERIA_COME_FIRST:
             streamer.put(text.newest.clone())
-        if ended:
-            break
+        return tokens
+
+    def next_column(tokens: list[int]) -> list[int]:
+        """What the cache's rows are fed with."""
+        if len(going_on) < len(tokens):
+            return [tokens[row] for row in going_on]
+        return tokens if all(rows.unfinished) else _that_can_be_fed(tokens, rows, model.config.vocab_size)
+
+    def recorded(chosen: list[int]) -> list[int] | None:
+        """The next step, where a row that ended needs nothing else first."""
+        nonlocal tokens
+        before = rows.unfinished.count(True)
+        tokens = record(chosen)
+        if ended or not (seen or rows.unfinished.count(True) == before):
+            return None
+        return next_column(tokens)
+
+    model_kwargs = step_done(model, outputs, model_kwargs)
+    tokens = record(_chosen(outputs, chooser, plain))
+    del outputs
+    while not ended:
         if chooser.foreign or rows.calls_others:
             tokens = text.newest_again()
         if not plain:
             outputs = next_step(model, text.ids, model_kwargs)
+            model_kwargs = step_done(model, outputs, model_kwargs)
+            tokens = record(_chosen(outputs, chooser, plain))
             continue
         if not seen and not all(rows.unfinished):
             going_on = chooser.rows = _still_written(rows, going_on, cache)
-        if len(going_on) < len(tokens):
-            tokens = [tokens[row] for row in going_on]
-        elif not all(rows.unfinished):
-            tokens = _that_can_be_fed(tokens, rows, model.config.vocab_size)
-        if chooser.foreign:  # code that is not ours must not hold the engine, nor see its buffer change
-            chosen = chooser.choose(cache.step(tokens, request.usage, np.copy))
+        column = next_column(tokens)
+        if quick:
+            cache.steps(column, request.usage, chooser.choose, recorded)
+        elif chooser.foreign:  # code that is not ours must not hold the engine, nor see its buffer change
+            tokens = record(chooser.choose(cache.step(column, request.usage, np.copy)))
         else:
-            chosen = cache.step(tokens, request.usage, chooser.choose)
+            tokens = record(cache.step(column, request.usage, chooser.choose))
     if streamer is not None:
         streamer.end()
     return trace.output(text.ids.clone(), model_kwargs.get(compat.CACHE_NAME))
+
+
+def _chosen(outputs: Any, chooser: _Chooser, plain: bool) -> list[int]:
+    """From a forward pass of the model."""
+    # whoever put something between the steps may have kept the logits
+    logits = outputs.logits[:, -1].to(torch.float32, copy=not plain)
+    return chooser.choose(logits.numpy(), outputs.hidden_states)
 
 
 def _with_padding(rows: Rows, going_on: list[int], chosen: list[int]) -> list[int]:

@@ -21,6 +21,7 @@ from .layers import LayerRecorder
 from .library import llama_cpp, recent_errors
 from .model import NativeModel
 from .params import KV_TYPES
+from .workers import give_back
 
 __all__ = ["NativeBackend"]
 
@@ -255,6 +256,9 @@ class NativeBackend:
             # llama.cpp might cut it, or take its tokens in another order
             raise DecodeError(f"the layers of {n} tokens of several sequences cannot be told apart", -1)
         return self._recorder.recording(batch.layers, np.flatnonzero(batch.outputs), n, batch.embeds)
+
+    def rest(self) -> None:
+        give_back()
 
     def logits(self, n_outputs: int) -> npt.NDArray[np.float32]:
         if self._rows is None:  # the buffer seldom moves, and making an array of it costs more than finding the token

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from transformers import StoppingCriteria, StoppingCriteriaList
 
+from ...compat import cache_of
 from ...errors import GenerationCancelled
 from ...native.vocab import TokenAttr
 from ...request import current_request
@@ -121,6 +122,8 @@ class Part:
             output = model.generate(ids, attention_mask=torch.ones_like(ids), **arguments)
         except _Over:
             return sink.request.stats(sum(writer.n_tokens for writer in writers))
+        if (cache := cache_of(output)) is not None:
+            cache.close()  # nobody goes on with it, and it might be held until Python collects its garbage
         if plan.beams and not self.job.stop.is_set():
             self._write_beams(model, writers, output.sequences[:, length:].tolist())
         return output.stats
@@ -189,6 +192,8 @@ class _Over(Exception):
 class _Sink:
     """A streamer for several rows: transformers hands it the prompt, then one token for each row at a time (some loops: several
     tokens of one row). Raises `_Over` when all rows have ended by what `generate()` does not know, or nobody wants them."""
+
+    never_waits = True  # so that whichever request decodes may call it, see `token_by_token`
 
     def __init__(self, part: Part, writers: list[Writer], recorder: Recorder | None, length: int) -> None:
         self._part, self._writers, self._recorder = part, writers, recorder
