@@ -403,13 +403,16 @@ class Subclass(LlamaCppForCausalLM):
 def steps(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Steps that were plain decodes of the cache's rows."""
     calls: list[int] = []
-    plain = LlamaCppCache.step
+    plain = LlamaCppCache.steps
 
-    def counted(self: Any, *args: Any) -> Any:
-        calls.append(1)
-        return plain(self, *args)
+    def counted(self: Any, tokens: Any, usage: Any, read: Any, after: Any) -> Any:
+        def counting(logits: Any) -> Any:
+            calls.append(1)
+            return read(logits)
 
-    monkeypatch.setattr(LlamaCppCache, "step", counted)
+        return plain(self, tokens, usage, counting, after)
+
+    monkeypatch.setattr(LlamaCppCache, "steps", counted)
     return calls
 
 
