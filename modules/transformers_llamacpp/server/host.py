@@ -184,7 +184,6 @@ class ModelHost:
         try:
             yield model
         finally:
-            model.engine.backend.rest()
             with self._idle:
                 self._running.remove(stop)
                 self._idle.notify_all()

@@ -77,6 +77,7 @@ class Embedding:
                 parts.append(output.hidden_states[-1][0].float())
         finally:
             cache.close()
+            model.engine.backend.rest()  # as generate() does at its end
         states = torch.cat(parts)
         pooled = states[0] if pooling == CLS else states[-1] if pooling == LAST else states.mean(dim=0)
         return torch.nn.functional.normalize(pooled, dim=0).numpy()

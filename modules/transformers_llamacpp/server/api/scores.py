@@ -62,6 +62,7 @@ def text_scores(model: Any, ids: Sequence[int], top: int, stop: threading.Event,
         return found
     finally:
         cache.close()
+        model.engine.backend.rest()  # as generate() does at its end
 
 
 def _scores(row: torch.Tensor, token: int, top: int) -> Scores:
