@@ -175,6 +175,7 @@ def test_two_hundred_requests_of_every_kind(loaded: Api) -> None:
             done.result(300)
     assert eventually(lambda: loaded.idle), "a request is still running"
     model = loaded.state.host.model
+    model.engine.write_back.join()
     model.engine.check()
     model.forget()
     held = model.engine.held()
