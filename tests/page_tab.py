@@ -20,9 +20,11 @@ class Tab:
         self.outside: list[str] = []
         page.set_default_timeout(PATIENCE)
         page.on("request", lambda request: None if request.url.startswith(address) else self._note(request.url))
-        with page.expect_response(lambda response: response.url.endswith("/run/predict")):  # the load event
+        with page.expect_response(lambda response: response.url.endswith("/run/predict")) as loaded:  # the load event
             page.goto(address)
         page.wait_for_selector("#prompt textarea")
+        loaded.value.finished()
+        page.wait_for_timeout(300)  # until it is shown: it would put back what is typed before
 
     def _note(self, url: str) -> None:
         if not url.startswith(("data:", "blob:")):
