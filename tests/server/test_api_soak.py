@@ -120,10 +120,19 @@ class Soak:
             for _ in zip(range(draw.randint(1, 6)), answer.iter_lines(), strict=False):
                 pass
 
+    def _asked(self, body: dict[str, Any]) -> Any:
+        """As clients do: where the queue is full or a model is loaded, again a little later, but not for ever."""
+        for _ in range(20):
+            answer = self.api.post("/v1/completions", body)
+            assert answer.status_code in (200, 429, 503), answer.text
+            if answer.status_code == 200:
+                break
+            time.sleep(0.1)
+        return answer
+
     def whole(self, draw: random.Random) -> None:
         n = draw.randrange(len(BODIES))
-        answer = self.api.post("/v1/completions", {**BODIES[n], "max_tokens": TOKENS})
-        assert answer.status_code in (200, 429, 503), answer.text
+        answer = self._asked({**BODIES[n], "max_tokens": TOKENS})
         if answer.status_code == 200:
             (choice,) = answer.json()["choices"]
             self.texts.append((n, choice["text"]))
@@ -132,8 +141,7 @@ class Soak:
 
     def stream(self, draw: random.Random) -> None:
         n = draw.randrange(len(BODIES))
-        answer = self.api.post("/v1/completions", {**BODIES[n], "max_tokens": TOKENS, "stream": True})
-        assert answer.status_code in (200, 429, 503), answer.text
+        answer = self._asked({**BODIES[n], "max_tokens": TOKENS, "stream": True})
         if answer.status_code != 200:
             return
         events = [line.removeprefix("data: ") for line in answer.text.strip().split("\n\n")]
