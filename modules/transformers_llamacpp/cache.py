@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import weakref
 from array import array
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -26,6 +26,7 @@ from .errors import CacheFullError, ClosedError, InvalidInputError, UnsupportedF
 from .rows import Feed, feed_together
 from .sequence import Sequence
 from .state_file import SavedRow, read_state, write_state
+from .turn import After, Read
 
 if TYPE_CHECKING:
     from .modeling import LlamaCppForCausalLM
@@ -394,32 +395,24 @@ class LlamaCppCache(Cache):
         self._remember(answer.sequences, feed_)
         return answer.logits, answer.hidden
 
-    def step(self, tokens: list[int], usage: Usage, read: Callable[[npt.NDArray[np.float32]], T]) -> T:
+    def step(self, tokens: list[int], usage: Usage, read: Read[T]) -> T:
         """Store one more column, a token for every row, in one decode; what `read` makes of the logits `(rows, n_vocab)`.
         All or nothing. What `read` gets is llama.cpp's own buffer, see `Engine.step`."""
         answers: list[T] = []
         self.steps(tokens, usage, read, answers.append)
         return answers[0]
 
-    def steps(
-        self,
-        tokens: list[int],
-        usage: Usage,
-        read: Callable[[npt.NDArray[np.float32]], T],
-        after: Callable[[T], list[int] | None],
-    ) -> None:
+    def steps(self, tokens: list[int], usage: Usage, read: Read[T], after: After[T]) -> None:
         """One `step` after the other, with the tokens that `after` makes of what `read` answered, until it says `None`. See
         `Engine.steps` for who calls both."""
         self._alive()
+        sequences = self.sequences
 
         def stored(answer: T) -> list[int] | None:
-            for row in self._rows:
-                if row.mask is not None:
-                    row.mask.append(1)
-            self._columns += 1
+            self.advance(sequences)
             return after(answer)
 
-        self._engine.steps([row.sequence for row in self._rows], tokens, usage, read, stored)
+        self._engine.steps(sequences, tokens, usage, read, stored)
 
     def retire(self, kept: list[int]) -> None:
         """Go on with these rows only, in their order; the others' texts stay candidates for prefix reuse."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import threading
 from array import array
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from typing import TYPE_CHECKING, TypeVar
 
@@ -36,7 +36,7 @@ from .saved import Saved, SavedStates
 from .scheduler import Scheduler
 from .sequence import Sequence, shared_prefix
 from .slices import Slices
-from .turn import Ask, can_step
+from .turn import After, Ask, Read, can_step
 from .usage import Usage
 from .write_back import WriteBack
 
@@ -266,9 +266,7 @@ class Engine:
         for job, run in zip(jobs, runs, strict=True):
             job.logits, job.embeddings, job.layers = run.logits, run.embeddings, run.layers
 
-    def step(
-        self, sequences: list[Sequence], tokens: list[int], usage: Usage, read: Callable[[npt.NDArray[np.float32]], T]
-    ) -> T:
+    def step(self, sequences: list[Sequence], tokens: list[int], usage: Usage, read: Read[T]) -> T:
         """Store one more token in each of the sequences, in one decode, and answer what `read` makes of the logits
         `(len(sequences), n_vocab)`. All or nothing, as `evaluate`, whose errors it raises.
 
@@ -280,14 +278,7 @@ class Engine:
         self.steps(sequences, tokens, usage, read, answers.append)
         return answers[0]
 
-    def steps(
-        self,
-        sequences: list[Sequence],
-        tokens: list[int],
-        usage: Usage,
-        read: Callable[[npt.NDArray[np.float32]], T],
-        after: Callable[[T], list[int] | None],
-    ) -> None:
+    def steps(self, sequences: list[Sequence], tokens: list[int], usage: Usage, read: Read[T], after: After[T]) -> None:
         """One `step` after the other: `after` makes the next tokens of what `read` made of the logits, `None` ends it. Each is
         all or nothing. What `after` raises is raised here, and its step counts.
 
@@ -316,10 +307,7 @@ class Engine:
                     self._take_back(sequences, tokens, settled)
             raise
 
-    def _step(
-        self, sequences: list[Sequence], tokens: list[int], usage: Usage, before: list[int],
-        read: Callable[[npt.NDArray[np.float32]], T],
-    ) -> T:  # fmt: skip
+    def _step(self, sequences: list[Sequence], tokens: list[int], usage: Usage, before: list[int], read: Read[T]) -> T:
         """By this thread, for nobody else."""
         with self._brought_in(sequences), self.lock:
             self._ready()

@@ -137,7 +137,7 @@ class Room:
 
     def _size(self, sequence: Sequence) -> int:
         """Bytes of a copy; llama.cpp goes through all cells to tell."""
-        if sequence.saved is not None and sequence.saved.stop == len(sequence) and self.memory.divides:
+        if sequence.saved is not None and sequence.is_copied and self.memory.divides:
             return sum(len(part.data or b"") for part in sequence.saved.chain())
         return self.backend.state_size(self.memory.id_of(sequence))
 
@@ -181,27 +181,27 @@ class Room:
     def park(self, sequence: Sequence) -> None:
         """Out of the buffer, with its state."""
         if sequence.resident and sequence.tokens:
-            base = self._base(sequence)
-            sequence.saved = self.memory.save(sequence, base, self._cut(sequence, base), leaving=True)
+            self._save(sequence, leaving=True)
         self.memory.leave(sequence)
+
+    def _save(self, sequence: Sequence, leaving: bool = False) -> None:
+        base = self._base(sequence)
+        sequence.saved = self.memory.save(sequence, base, self._cut(sequence, base), leaving)
 
     def copy_ahead(self, least: int = PART) -> bool:
         """While no call runs: copy the text of `least` tokens or more that was used last, as `park` would, and leave it in the
         buffer. False: there is none left that is worth it, or no room for its copy."""
         if self.states.max_bytes <= 0 or not self.memory.divides:
             return False
-        worth = [s for s in self.sequences if s.resident and least <= len(s) <= AHEAD]
-        left = [s for s in worth if s.saved is None or s.saved.stop < len(s)]
+        left = [s for s in self.sequences if s.resident and not s.is_copied and least <= len(s) <= AHEAD]
         if not left:
             return False
         sequence = max(left, key=lambda s: s.last_use)
-        size = self._size(sequence)
-        if self.states.host_bytes(self.sequences) + size > self.states.max_bytes:
+        if self.states.host_bytes(self.sequences) + self._size(sequence) > self.states.max_bytes:
             return False
-        base = self._base(sequence)
-        sequence.saved = self.memory.save(sequence, base, self._cut(sequence, base))
+        self._save(sequence)
         self.trim()
-        return sequence.saved is not None and sequence.saved.stop == len(sequence)
+        return sequence.is_copied
 
     def copy_of(self, sequence: Sequence) -> list[tuple[int, int, memoryview]]:
         """Its state in parts, each with its positions; it stays where it is."""

@@ -89,7 +89,12 @@ class Sequence:
     @property
     def is_saved(self) -> bool:
         """Parked, and it can come back without being evaluated."""
-        return self.seq_id is None and self.saved is not None and self.saved.stop >= len(self)
+        return self.seq_id is None and self.is_copied
+
+    @property
+    def is_copied(self) -> bool:
+        """All of it is saved, whether it is in the buffer as well or not."""
+        return self.saved is not None and self.saved.stop >= len(self)
 
     def append(self, tokens: npt.NDArray[np.int32]) -> None:
         """llama.cpp has stored these behind what there was."""

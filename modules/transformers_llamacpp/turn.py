@@ -8,7 +8,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -24,9 +24,11 @@ __all__ = ["After", "Ask", "Part", "Read", "can_step", "cells_full", "serve"]
 
 ABORTED = "llama_decode was aborted by the abort callback"
 
-Read = Callable[[npt.NDArray[np.float32]], Any]
+T = TypeVar("T")
 
-After = Callable[[Any], "list[int] | None"]
+Read = Callable[[npt.NDArray[np.float32]], T]
+
+After = Callable[[T], list[int] | None]
 """From what was read to the next tokens; `None` where the caller has to look itself."""
 
 
@@ -54,8 +56,8 @@ class Ask:
         self.busy: Collection[Sequence] = sequences
         """All sequences of the call: no room is made at their cost."""
         self.tokens: list[int] | None = None
-        self.read: Read | None = None
-        self.after: After | None = None
+        self.read: Read[Any] | None = None
+        self.after: After[Any] | None = None
         self.settled: list[int] = []
         self.batch: Batch | None = None
         self.counts: list[int] = []
@@ -74,8 +76,9 @@ class Ask:
 
     @classmethod
     def step(
-        cls, sequences: list[Sequence], tokens: list[int], usage: Usage, caller: int, read: Read, after: After | None = None
-    ) -> Ask:
+        cls, sequences: list[Sequence], tokens: list[int], usage: Usage, caller: int, read: Read[Any],
+        after: After[Any] | None = None,
+    ) -> Ask:  # fmt: skip
         ask = cls(sequences, usage, caller)
         ask.tokens, ask.n_tokens, ask.read, ask.after = tokens, len(tokens), read, after
         ask.settled = [len(sequence.tokens) for sequence in sequences]
