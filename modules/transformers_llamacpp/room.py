@@ -96,7 +96,8 @@ class Room:
         worth it for up to `SPARE` cells that no text can use, and a sixteenth of the longest text more; what a text starts from
         stays, unless it is longer by more than that. At most what may be kept is copied; what was used longest ago goes.
 
-        What lies scattered over a buffer that was fuller once moves too, and comes back together.
+        What lies scattered over a buffer that was fuller once moves too, and comes back together: one short text in the last
+        cells costs as much as a full buffer. Not while another call holds cells, but while several begin.
         """
         resident = [s for s in self.sequences if s.resident]
         used = self._note_span(resident)
@@ -108,8 +109,10 @@ class Room:
             wanted = sources()
             self._park_all([s for s in away if s not in wanted or self._burden([s], texts) > spare], wanted)
             used = self._note_span([s for s in resident if s.resident])
-        if alone and self.memory.span > 2 * (used + SPARE):
-            self.empty_buffer()
+        if self.memory.span > 2 * (used + SPARE):
+            others = (s for s in resident if s.resident and s.held and s.tokens and s not in busy)
+            if alone or not any(others):
+                self.empty_buffer()
         self.trim()
 
     def _note_span(self, resident: Iterable[Sequence]) -> int:

@@ -69,6 +69,24 @@ def test_held_texts_stay_while_another_call_may_use_them() -> None:
     assert go_on(engine, held, [9]).evaluated_tokens == 1
 
 
+def test_where_calls_begin_together_a_short_text_does_not_stay_in_the_last_cells() -> None:
+    """llama.cpp reads all cells up to the last one in use, so that it would slow all of them down."""
+    engine = make(n_cells=256, n_seq_max=8)
+    with engine.call():
+        long = [say(engine, [n] * 16)[0] for n in range(5)]
+        last, _ = say(engine, [9, 8, 8, 8])
+    engine.release([*long[1:], last])
+    text = [9, 7, 7, 7]  # begins like the last one, which is therefore not worth a copy
+    with engine.call():
+        turn(engine, text)  # while another call holds its cells
+        assert long[0].resident and last.resident
+    engine.release([long[0]])
+    with engine.call():  # a call that begins as well, and holds nothing yet
+        assert counts(turn(engine, [*text, 6])) == (4, 1)
+        assert not last.resident and engine.pool.memory.span < 16
+    assert counts(turn(engine, [9, 8, 8, 8, 6])) == (4, 1)
+
+
 def test_few_tokens_are_not_worth_it() -> None:
     engine = make(n_cells=256)
     turn(engine, [1, 2, 3])
