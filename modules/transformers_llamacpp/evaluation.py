@@ -104,7 +104,10 @@ class Evaluation:
                 return at
             if before > at:
                 self._decode([_slice(job, at, before)], [answer])
-            if not self.pool.moving.move_in(sequence, self.busy):
+            with self.lock:
+                self._bring_back([sequence])
+                moved = self.pool.moving.move_in(sequence, self.busy)
+            if not moved:
                 self.total += n + sum(len(move.tokens) for move in sequence.moves)
                 sequence.moves.clear()
                 return before

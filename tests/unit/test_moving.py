@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -154,6 +156,60 @@ def test_a_failure_in_between() -> None:
     engine.evaluate([rest], Usage(), Wanted(prompt=True))
     assert list(sequence.tokens) == text
     go_on(engine, sequence, [7])
+
+
+def done_meanwhile(work: Callable[[], object]) -> None:
+    thread = threading.Thread(target=work, daemon=True)
+    thread.start()
+    thread.join(10)
+    assert not thread.is_alive(), "it waits for the whole prompt"
+
+
+def test_others_go_on_meanwhile() -> None:
+    """Between two decodes of such a prompt nobody has to wait for its end, and `progress` may wait for others."""
+    engine = moving(n_batch=4, n_seq_max=8)
+    costs(engine, chat(0, 1, 2, 3))
+    text = [*chat(1), *[20, 21] * 8, *MESSAGES[3], 9]
+    other, decodes = engine.new(), 0
+
+    def somebody() -> None:
+        with engine.call():
+            go_on(engine, other, [7, 8, 9])
+
+    def progress(evaluated: int, total: int) -> None:
+        nonlocal decodes
+        decodes += 1
+        assert 0 < evaluated <= total == 17 and not engine.lock.mine
+        done_meanwhile(somebody)
+
+    with engine.call():
+        [(sequence, _)] = engine.start([ids(*text)], [len(text) - 1], Usage(), in_call=True)
+        assert len(sequence.moves) == 2
+        done, usage = job(sequence, text[len(sequence.tokens) :]), Usage()
+        engine.evaluate([done], usage, Wanted(prompt=True, progress=progress))
+    assert counts(usage)[1] == 17 and usage.decode_calls == decodes == 5 and len(other) == 15
+    assert done.logits is not None and list(sequence.tokens) == text
+    np.testing.assert_array_equal(done.logits[-1], expected_logits(text, engine.backend))  # type: ignore[arg-type]
+    engine.check()
+
+
+def test_a_call_that_needs_the_room_meanwhile() -> None:
+    """What was moved in comes back, and the rest is moved in behind it."""
+    engine = moving(n_batch=4, n_seq_max=8, n_cells=72)
+    costs(engine, chat(0, 1, 2, 3))
+    text = [*chat(1), *[20, 21] * 8, *MESSAGES[3], 9]
+
+    def somebody() -> None:
+        with engine.call():
+            engine.release([say(engine, [25] * 50)[0]])
+
+    with engine.call():
+        [(sequence, _)] = engine.start([ids(*text)], [len(text) - 1], Usage(), in_call=True)
+        done = job(sequence, text[len(sequence.tokens) :])
+        engine.evaluate([done], Usage(), Wanted(prompt=True, progress=lambda *_: done_meanwhile(somebody)))
+        assert list(sequence.tokens) == text and done.logits is not None
+    np.testing.assert_array_equal(done.logits[-1], expected_logits(text, engine.backend))  # type: ignore[arg-type]
+    engine.check()
 
 
 def test_vectors_move_nowhere() -> None:
