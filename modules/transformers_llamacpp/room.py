@@ -192,15 +192,16 @@ class Room:
         sequence.saved = self.memory.save(sequence, base, self._cut(sequence, base), leaving)
 
     def copy_ahead(self, least: int = PART) -> bool:
-        """While no call runs: copy the text of `least` tokens or more that was used last, as `park` would, and leave it in the
-        buffer. False: there is none left that is worth it, or no room for its copy."""
+        """While no call runs: copy the text of `least` tokens or more that was used last, as `park` would, at the cost of those
+        that were used longest ago, and leave it in the buffer. False: there is none left that is worth it, or no room for its
+        copy."""
         if self.states.max_bytes <= 0 or not self.memory.divides:
             return False
         left = [s for s in self.sequences if s.resident and not s.is_copied and least <= len(s) <= AHEAD]
         if not left:
             return False
         sequence = max(left, key=lambda s: s.last_use)
-        if self.states.host_bytes(self.sequences) + self._size(sequence) > self.states.max_bytes:
+        if not self.states.make_room(self._size(sequence), sequence, self.sequences, self.registry.close):
             return False
         self._save(sequence)
         self.trim()

@@ -73,6 +73,9 @@ def parts_of(sequence: Sequence) -> list[Saved]:
     return [*chain, *sequence.checkpoints]
 
 
+Close = Callable[[Sequence], None]
+
+
 class SavedStates:
     """Keeps what is saved within `max_bytes` of host memory: what was used longest ago goes to `folder`, or away.
 
@@ -98,10 +101,28 @@ class SavedStates:
         parts = {id(part): part for sequence in sequences for part in parts_of(sequence)}
         return sum(len(part.data) for part in parts.values() if part.data is not None)
 
-    def trim(self, sequences: list[Sequence], close: Callable[[Sequence], None]) -> None:
+    def trim(self, sequences: list[Sequence], close: Close) -> None:
         """Come down to `max_bytes`. `close` is called for idle sequences that lost what they need."""
+        self._come_down(self.max_bytes, sequences, close)
+
+    def make_room(self, size: int, sequence: Sequence, sequences: list[Sequence], close: Close) -> bool:
+        """Whether `size` more bytes fit, after texts that nobody holds, that are not in the buffer and that were used longer
+        ago than `sequence` have left."""
+
+        def older(users: list[Sequence]) -> bool:
+            return not any(one.resident or one.held or one.last_use >= sequence.last_use for one in users)
+
+        if size > self.max_bytes:
+            return False
+        self._come_down(self.max_bytes - size, sequences, close, older)
+        return self.host_bytes(sequences) + size <= self.max_bytes
+
+    def _come_down(
+        self, most: int, sequences: list[Sequence], close: Close, may_go: Callable[[list[Sequence]], bool] | None = None
+    ) -> None:
+        """To `most` bytes, as far as those whose users `may_go` say so."""
         total = self.host_bytes(sequences)
-        if total <= self.max_bytes:
+        if total <= most:
             return
         users: dict[int, list[Sequence]] = {}
         parts: dict[int, Saved] = {}
@@ -119,9 +140,9 @@ class SavedStates:
             return fits, needed, max(s.last_use for s in mine), -part.stop
 
         for part in sorted(parts.values(), key=order):
-            if total <= self.max_bytes:
+            if total <= most:
                 return
-            if part.data is None:
+            if part.data is None or (may_go is not None and not may_go(users[id(part)])):
                 continue
             size, mine = len(part.data), [s for s in users[id(part)] if not s.closed]
             if part.partial and not self._spill(part, mine):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,8 +11,9 @@ import pytest
 from transformers_llamacpp.engine import Engine, Usage
 from transformers_llamacpp.room import AHEAD
 from transformers_llamacpp.sequence import Sequence
+from transformers_llamacpp.state_folder import StateFolder
 from unit.naive import at_once, say, start_all
-from unit.test_saved import Counting
+from unit.test_saved import TOKEN, Counting
 from unit.test_steps import Writing
 
 pytestmark = pytest.mark.once
@@ -38,9 +40,9 @@ def written(engine: Engine, n: int = 4, length: int = LONG) -> None:
     at_once([Writing(engine, text, 10).run for text in texts(n, length)])
 
 
-def engine_of(host: int = 1 << 24, **options: Any) -> tuple[Engine, Copying]:
+def engine_of(host: int = 1 << 24, folder: StateFolder | None = None, **options: Any) -> tuple[Engine, Copying]:
     backend = Copying(**{"n_cells": 20000, "n_seq_max": 16, "n_batch": 64} | options)
-    return Engine(backend, 10000, True, host), backend
+    return Engine(backend, 10000, True, host, folder=folder), backend
 
 
 def saved(engine: Engine) -> int:
@@ -119,6 +121,29 @@ def test_held_texts_too() -> None:
     backend.saves = 0
     say(engine, [31] * 20)
     assert backend.saves == 0 and not any(sequence.resident for sequence in held)
+    engine.check()
+
+
+@pytest.mark.parametrize("folder", [False, True])
+def test_where_host_memory_is_full_the_oldest_leave_as_they_would_for_the_next_call(folder: bool, tmp_path: Path) -> None:
+    engine, backend = engine_of(TOKEN * (5 * LONG + 100), folder=StateFolder(tmp_path, {"a": 1}, 1 << 24) if folder else None)
+    old = texts(9)[4:]
+    for text in old:
+        engine.release([say(engine, text)[0]])
+    engine.release([say(engine, [31] * 60)[0]])
+    assert saved(engine) == 5
+    held, _ = say(engine, old[0])  # brought back, and kept by somebody
+    engine.pool.room.park(held)
+    written(engine, 3)
+    engine.write_back.join()
+    assert all(s.is_copied for s in engine.pool.sequences if s.resident)
+    assert engine.pool.registry.states.host_bytes(engine.pool.sequences) <= engine.pool.registry.states.max_bytes
+    assert held.is_saved and held.saved is not None and held.saved.where(len(held)) == "host"
+    backend.saves = 0
+    say(engine, [30] * 20)
+    assert backend.saves == 0
+    known = {tuple(text) for text in old if any(list(s.tokens[:LONG]) == text for s in engine.pool.sequences)}
+    assert known == {tuple(text) for text in (old if folder else [old[0], old[4]])}
     engine.check()
 
 
