@@ -96,10 +96,10 @@ class Engine:
     @contextmanager
     def call(self) -> Iterator[None]:
         """While a `generate()` runs: what no running call uses may leave the buffer."""
-        with self.lock:
-            self._ready()
         try:
-            with self.scheduler.call():
+            with self.scheduler.call():  # which gives the lock back where an interrupt comes as it is left
+                with self.lock:
+                    self._ready()
                 yield
         finally:
             if self.scheduler.shared and not self.scheduler.running:
@@ -225,7 +225,7 @@ class Engine:
                     raise ContextOverflowError(needed, self.n_ctx, row if len(jobs) > 1 else None)
                 self._check_tokens(job)
             self._choose_context(wanted.layers)
-            if alone or any(job.sequence.moves for job in jobs):
+            if alone:
                 self._evaluate(jobs, usage, wanted)
                 return
         try:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -94,3 +95,25 @@ def test_a_line_at_random(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     engine.close()
     with pytest.raises(ClosedError):
         engine.forget()
+
+
+def test_whoever_is_interrupted_in_a_call_does_not_keep_the_lock() -> None:
+    """Wherever it is, in one that begins and ends as well: the lock is left by Python code, too."""
+    engine = make(n_cells=64)
+
+    def free() -> bool:
+        with engine.lock.without_waiting() as mine:
+            return mine
+
+    interrupted, n = True, 0
+    while interrupted:
+        interrupted, n = False, n + 1
+        try:
+            with Interrupt(n), engine.call():
+                pass
+        except KeyboardInterrupt:
+            interrupted = True
+        with ThreadPoolExecutor(1) as executor:
+            assert executor.submit(free).result(10), f"at line {n}"
+    assert n > 30
+    say(engine, [1, 2, 3])
