@@ -270,14 +270,14 @@ class LlamaServer(Http):
         super().__init__(command, r"Uvicorn running on", port, extra, exact=False)
 
 
-def settle(pid: int, patience: float = 2.0) -> None:
-    """Wait until a process rests: threads of OpenMP go on spinning for a while."""
-    process, until = psutil.Process(pid), time.monotonic() + patience
-    while time.monotonic() < until:
+def settle(pid: int, patience: float = 5.0) -> None:
+    """Wait until a process has rested for a while, so that it does not disturb who comes next: threads of OpenMP go on
+    spinning, and copies that are made ahead begin a moment after the last call."""
+    process, until, rested = psutil.Process(pid), time.monotonic() + patience, 0
+    while rested < 6 and time.monotonic() < until:
         before = sum(process.cpu_times()[:2])
         time.sleep(0.05)
-        if sum(process.cpu_times()[:2]) - before < 0.02:
-            return
+        rested = rested + 1 if sum(process.cpu_times()[:2]) - before < 0.02 else 0
 
 
 def sources(setup: Setup, never: int, ends: Sequence[int], python: str) -> dict[str, Callable[[], Any]]:
