@@ -8,9 +8,7 @@ from the same mask.
 from __future__ import annotations
 
 import os
-import weakref
 from array import array
-from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -20,9 +18,10 @@ import torch
 from transformers import Cache
 
 from . import compat
+from .cache_life import CacheLife
 from .cache_row import Bookmark, Row
 from .engine import Engine, Usage
-from .errors import CacheFullError, ClosedError, InvalidInputError, UnsupportedFeatureError
+from .errors import CacheFullError, InvalidInputError, UnsupportedFeatureError
 from .rows import Feed, feed_together
 from .sequence import Sequence
 from .state_file import SavedRow, read_state, write_state
@@ -36,7 +35,7 @@ __all__ = ["LlamaCppCache"]
 T = TypeVar("T")
 
 
-class LlamaCppCache(Cache):
+class LlamaCppCache(CacheLife, Cache):
     """A `transformers.Cache` over llama.cpp sequences, one per batch row.
 
     Pass it to `model(...)` or `model.generate(...)` to go on where an earlier call stopped. It is never taken away: if a
@@ -44,7 +43,8 @@ class LlamaCppCache(Cache):
     its sequences back to the pool, where they stay candidates for prefix reuse; so does garbage collection.
 
     All methods that change rows (`crop`, `reorder_cache`, `batch_repeat_interleave`, `batch_select_indices`) work by
-    reference: rows that share a prefix share its cells. Not for use from two threads at once.
+    reference: rows that share a prefix share its cells. One call at a time goes on with it; what changes it meanwhile from
+    another thread is an `InvalidInputError`.
     """
 
     is_compileable = False
@@ -62,12 +62,10 @@ class LlamaCppCache(Cache):
         self._n_layer = n_layer
         self._rows: list[Row] = []
         self._columns = 0
-        self._closed = False
+        self._begin_life()
         self.companion: LlamaCppCache | None = None
         """A cache with the same rows that goes wherever this one goes, as guidance needs; whoever set it takes it away."""
         self.on_reorder: Any = None  # called with the rows of every `reorder_cache`; whoever set it takes it away
-        self._finalizer = weakref.finalize(self, _leave_behind, engine, self._rows)
-        self._finalizer.atexit = False
 
     # -- what transformers asks --------------------------------------------------------------------------------
 
@@ -159,9 +157,9 @@ class LlamaCppCache(Cache):
     def advance(self, sequences: list[Sequence]) -> None:
         """Each row goes on as `sequences[row]`, which is the row's own sequence or a fork of it, one token longer.
 
-        The sequences that are replaced are the caller's to give back.
+        The sequences that are replaced are the caller's to give back. On whichever thread decodes for the call.
         """
-        self._alive()
+        self._open()
         for row, sequence in zip(self._rows, sequences, strict=True):
             row.sequence = sequence
             if row.mask is not None:
@@ -349,21 +347,6 @@ class LlamaCppCache(Cache):
         cache._columns = columns
         return cache
 
-    # -- life ----------------------------------------------------------------------------------------------------
-
-    def close(self) -> None:
-        """Give the rows back; idempotent. Any other use afterwards is a `ClosedError`."""
-        if not self._closed:
-            self._closed = True
-            self._finalizer.detach()
-            self._engine.release([row.sequence for row in self._rows])
-            self._rows.clear()
-            self._columns = 0
-
-    def _alive(self) -> None:
-        if self._closed:
-            raise ClosedError("this cache was closed; make a new one with LlamaCppCache(model)")
-
     # -- going on ------------------------------------------------------------------------------------------------
 
     def matches(self, ids: npt.NDArray[np.int64], mask: npt.NDArray[np.bool_] | None) -> int:
@@ -494,7 +477,3 @@ class LlamaCppCache(Cache):
                     f"row {index}: the attention mask of the {self._columns} columns in the cache differs from the one "
                     "they were stored with; a column cannot be masked or unmasked afterwards"
                 )
-
-
-def _leave_behind(engine: Engine, rows: Iterable[Row]) -> None:
-    engine.pool.release_later([row.sequence for row in rows])

@@ -146,6 +146,8 @@ class LlamaCppGenerationMixin:
                 kwargs["custom_generate"] = method_for(self, inputs, generation_config, kwargs)
             cache = compat.take_cache(kwargs)
             if cache is not None:
+                if isinstance(cache, LlamaCppCache):
+                    running.enter_context(cache.used())
                 self._align(cache, inputs, kwargs)
                 compat.with_cache(kwargs, cache)
             request.given, request.mask = cache, kwargs.get("attention_mask")

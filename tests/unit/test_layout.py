@@ -28,7 +28,7 @@ LAYERS = (
     {"turn"},
     {"evaluation", "mix", "recovery", "scheduler"},
     {"engine"},
-    {"cache", "cache_row", "rows", "request", "compat", "hidden"},
+    {"cache", "cache_life", "cache_row", "rows", "request", "compat", "hidden"},
     {"decoding"},
     {"config", "files", "generation", "tokenizer", "tokenizer_files", "tokenizer_encoding"}
     | {"tokenizer_vocabulary", "token_rows", "token_spans", "chat_template"},
