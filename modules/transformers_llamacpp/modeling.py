@@ -23,7 +23,7 @@ from .generation import LlamaCppGenerationMixin, default_generation_config
 from .hidden import ONLY_LAST, LastHiddenState
 from .memory_options import check_memory_options, open_folder
 from .native import NativeBackend, NativeModel, accepted_names, build
-from .request import GenerateStats, current_request
+from .request import GenerateStats, Request, current_request, outside
 from .rows import Feed
 from .tokenizer import LlamaCppTokenizer
 
@@ -320,9 +320,16 @@ class LlamaCppForCausalLM(LlamaCppGenerationMixin, PreTrainedModel, GenerationMi
     def _feed(
         self, past: LlamaCppCache, feed: Feed, past_mask: npt.NDArray[np.bool_] | None, own: bool
     ) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.float32] | None]:
-        request = current_request.get()
-        if request is None:
-            return past.feed(feed, past_mask, Usage())
+        with past.used():
+            request = current_request.get()
+            if request is None:
+                return past.feed(feed, past_mask, Usage())
+            return self._feed_for(request, past, feed, past_mask, own)
+
+    def _feed_for(
+        self, request: Request, past: LlamaCppCache, feed: Feed, past_mask: npt.NDArray[np.bool_] | None, own: bool
+    ) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.float32] | None]:
+        """As a part of that call."""
         if request.want_layers and not feed.want_layers:
             feed.want_layers = request.want_layers
         guided = request.guidance is not None and not own and request.guidance.guides(past)
@@ -331,7 +338,7 @@ class LlamaCppForCausalLM(LlamaCppGenerationMixin, PreTrainedModel, GenerationMi
             answer = store(feed, past_mask, request.usage)
             request.layers = feed.layers
             return answer
-        feed.progress, feed.n_batch, feed.prompt = request.prompt_progress, request.n_batch, True
+        feed.progress, feed.n_batch, feed.prompt = outside(request.prompt_progress), request.n_batch, True
         feed.cold = request.cold
         feed.hidden_from = request.hidden_known
         answer = store(feed, past_mask, request.usage)

@@ -119,4 +119,19 @@ class Request:
         return Reuse("none", "nothing was evaluated")
 
 
+def outside(progress: Progress | None) -> Progress | None:
+    """`progress`, to be called as if no `generate()` ran: a forward pass made there is no part of that call."""
+    if progress is None:
+        return None
+
+    def called(evaluated: int, total: int) -> object:
+        token = current_request.set(None)
+        try:
+            return progress(evaluated, total)
+        finally:
+            current_request.reset(token)
+
+    return called
+
+
 current_request: ContextVar[Request | None] = ContextVar("transformers_llamacpp_request", default=None)

@@ -203,6 +203,23 @@ def test_a_prompt_can_be_cancelled_and_asked_again(load: Any, tiny_llama_path: P
         model.generate(ids, max_new_tokens=3, do_sample=False, eos_token_id=None)
 
 
+def test_a_forward_pass_in_prompt_progress_is_no_part_of_the_call(load: Any, tiny_llama_path: Path) -> None:
+    model = load(tiny_llama_path, n_batch=32, n_ubatch=32, type_k="f32", type_v="f32", flash_attn=False)
+    ids, other = torch.tensor([[1, *(5 + (3 * i) % 280 for i in range(99))]]), torch.tensor([[1, *range(40, 110)]])
+    options = {"max_new_tokens": 5, "do_sample": False, "eos_token_id": None, "pad_token_id": 0}
+    expected, logits = model.generate(ids, **options), model(other).logits
+    model.forget()
+    seen: list[int] = []
+
+    def progress(done: int, total: int) -> None:
+        seen.append(done)
+        torch.testing.assert_close(model(other, use_cache=False).logits, logits, rtol=0, atol=1e-4)
+
+    assert torch.equal(model.generate(ids, prompt_progress=progress, **options), expected)
+    assert seen == [32, 64, 96, 100]
+    assert model.last_stats.evaluated_tokens == 100 + 4
+
+
 def test_token_healing(smollm2_f32: Any, torch_reference: Any) -> None:
     """`The link is <a href="http:` ends in the middle of what the model knows as one token, `://`."""
     tokenizer = smollm2_f32.tokenizer
