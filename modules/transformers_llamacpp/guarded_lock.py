@@ -9,6 +9,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from types import TracebackType
 
+from .errors import LlamaCppError
+
 __all__ = ["GuardedLock"]
 
 GLANCE, GLANCES = 0.00005, 100
@@ -16,8 +18,8 @@ GLANCE, GLANCES = 0.00005, 100
 
 
 class GuardedLock:
-    """A reentrant lock. `interrupted`: an exception that may come between any two lines (`KeyboardInterrupt`, `SystemExit`)
-    left it, so that the books it guards may be half written."""
+    """A reentrant lock. `interrupted`: an exception that may come between any two lines (`KeyboardInterrupt`, what a signal's
+    handler raises) left it, so that the books it guards may be half written."""
 
     def __init__(self) -> None:
         self._lock = threading.RLock()
@@ -53,7 +55,7 @@ class GuardedLock:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         try:
-            if kind is not None and not issubclass(kind, Exception):
+            if kind is not None and not issubclass(kind, LlamaCppError):
                 self.interrupted = True
         finally:
             self._lock.release()
@@ -81,7 +83,7 @@ class GuardedLock:
         try:
             yield True
         except BaseException as error:
-            self.interrupted = self.interrupted or not isinstance(error, Exception)
+            self.interrupted = self.interrupted or not isinstance(error, LlamaCppError)
             raise
         finally:
             self._lock.release()

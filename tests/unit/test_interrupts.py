@@ -31,10 +31,10 @@ KINDS: dict[str, dict[str, Any]] = {
 
 
 class Interrupt:
-    """Raises `KeyboardInterrupt` at the `n`-th line that the package's own code runs."""
+    """Raises `kind` at the `n`-th line that the package's own code runs."""
 
-    def __init__(self, n: int) -> None:
-        self.left = n
+    def __init__(self, n: int, kind: type[BaseException] = KeyboardInterrupt) -> None:
+        self.left, self.kind = n, kind
 
     def __enter__(self) -> Interrupt:
         sys.settrace(self.trace)
@@ -49,7 +49,7 @@ class Interrupt:
             self.left -= 1
             if self.left == 0:
                 sys.settrace(None)
-                raise KeyboardInterrupt
+                raise self.kind
         return self.trace if ours else None
 
 
@@ -70,8 +70,10 @@ def chat(engine: Engine, seed: int) -> None:
         engine.release([sequence])
 
 
+@pytest.mark.parametrize("error", [KeyboardInterrupt, TimeoutError])
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_line_at_random(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_line_at_random(kind: str, error: type[BaseException], monkeypatch: pytest.MonkeyPatch) -> None:
+    """`TimeoutError`: as the handler of a signal raises it."""
     monkeypatch.setattr(room, "SPARE", 4)
     draw = random.Random(kind)
     options = {"n_cells": 64, "n_seq_max": 3, "n_ctx": 30, **KINDS[kind]}
@@ -79,7 +81,7 @@ def test_a_line_at_random(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     kept, _ = say(engine, [6, 6, 5, 5])
     for seed in range(150):
         known = list(kept.tokens)
-        with pytest.raises(KeyboardInterrupt), Interrupt(draw.randint(1, 1500)):
+        with pytest.raises(error), Interrupt(draw.randint(1, 1500), error):
             while True:
                 chat(engine, seed)
         with engine.lock:  # callers give back what they hold in a `finally`; here nobody could

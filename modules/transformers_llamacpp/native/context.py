@@ -218,8 +218,8 @@ class NativeBackend:
             native.token, native.embd, self._embeds_last = self._token_pointer, None, False
         else:
             assert batch.embeds is not None
+            self._embeds_last = True  # first: an interrupt must not leave the pointer to who decodes tokens
             native.token, native.embd = None, ctypes.cast(batch.embeds.ctypes.data, self._embd_type)
-            self._embeds_last = True
         self._pos[:n] = batch.positions
         self._seq[:n] = batch.seq_ids
         self._out[:n] = batch.outputs
