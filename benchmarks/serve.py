@@ -138,10 +138,10 @@ class Run:
 
     def _one(self, name: str, prompts: Sequence[Prompt], fresh: bool) -> Streams:
         process = self.processes[CONTENDERS[name]]
-        if name == "bare":
-            return process.run(prompts, self.args.tokens)
         if fresh:
             process.refresh()
+        if name == "bare":
+            return process.run(prompts, self.args.tokens)
         if CONTENDERS[name] == "ours":
             return process.run(name, prompts, self.args.tokens)
         return process.run(prompts, self.args.tokens)

@@ -46,7 +46,18 @@ class Bare:
     """The low-level decode of `n` sequences, which all begin together."""
 
     def __init__(self, setup: Setup) -> None:
+        self.setup = setup
+        self._begin()
+
+    def _begin(self) -> None:
+        setup = self.setup
         self.process = Process("bare", setup.file, setup.n_ctx, setup.n_cells, setup.streams, setup.threads)
+
+    def refresh(self) -> None:
+        """Load the model again, as a server does: weights that have just been read are slower for a while."""
+        self.close()
+        self._begin()
+        self.process.run("greedy", [[5, 6, 7]], 2)
 
     def run(self, prompts: Sequence[Prompt], tokens: int) -> Streams:
         run = self.process.run("greedy", [prompt.ids for prompt in prompts], tokens)
