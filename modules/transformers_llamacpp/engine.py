@@ -36,7 +36,7 @@ from .saved import Saved, SavedStates
 from .scheduler import Scheduler
 from .sequence import Sequence, shared_prefix
 from .slices import Slices
-from .turn import After, Ask, Read, can_step
+from .turn import After, Ask, CallersOwn, Read, can_step
 from .usage import Usage
 from .write_back import WriteBack
 
@@ -301,10 +301,12 @@ class Engine:
                     answer = self._step(sequences, tokens, usage, settled, read)
                 settled[:] = [len(sequence.tokens) for sequence in sequences]
                 going = after(answer)
-        except BaseException:
+        except BaseException as problem:
             with self.lock:
                 if not self.closed:
                     self._take_back(sequences, tokens, settled)
+            if isinstance(problem, CallersOwn):
+                raise problem.error from problem.error.__cause__
             raise
 
     def _step(self, sequences: list[Sequence], tokens: list[int], usage: Usage, before: list[int], read: Read[T]) -> T:

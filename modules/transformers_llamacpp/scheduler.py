@@ -20,7 +20,7 @@ from .errors import DecodeError, LlamaCppError
 from .guarded_lock import GuardedLock
 from .mix import mixed
 from .pool import SequencePool
-from .turn import Ask, Part, can_step, cells_full, serve
+from .turn import Ask, CallersOwn, Part, can_step, cells_full, serve
 
 __all__ = ["Scheduler"]
 
@@ -283,7 +283,8 @@ class Scheduler:
         except BaseException as error:
             for part in parts:  # what they have is in the books, or not: each call looks for itself
                 part.ask.displaced = part.ask.left > 0
-            if not isinstance(error, Exception):
+            # on the main thread a signal's handler may have raised it, such as a timeout's, between any two lines
+            if not isinstance(error, Exception) or (_on_main() and not isinstance(error, LlamaCppError)):
                 raise
             # of one call, nobody knows which: each goes on alone, and meets its own
             logger.debug("a decode of %d calls failed", len(parts), exc_info=True)
@@ -330,12 +331,14 @@ class Scheduler:
     def _go_on(self, asks: list[Ask]) -> None:
         """The next step of those whose caller need not look: no thread wakes up for it, and none waits for another one's turn
         with the interpreter. On the main thread only of its own call, for there an interrupt comes between any two lines."""
-        me, main = threading.get_ident(), threading.current_thread() is threading.main_thread()
+        me, main = threading.get_ident(), _on_main()
         for ask in asks:
             if ask.error is not None or ask.displaced or (main and ask.caller != me):
                 continue
             try:
                 ask.go_on()
+            except CallersOwn as own:
+                ask.error = own.error
             except BaseException as error:
                 ask.error = error if isinstance(error, Exception) else DecodeError(INTERRUPTED, 2)
                 if not isinstance(error, Exception):
@@ -374,6 +377,10 @@ class Scheduler:
             if ask in self._queue:
                 self._queue.remove(ask)
                 self._queue.append(ask)
+
+
+def _on_main() -> bool:
+    return threading.current_thread() is threading.main_thread()
 
 
 def _wake(ask: Ask) -> None:

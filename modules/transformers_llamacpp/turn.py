@@ -20,7 +20,7 @@ from .pool import SequencePool
 from .sequence import EMBEDDED, Sequence
 from .usage import Usage
 
-__all__ = ["After", "Ask", "Part", "Read", "can_step", "cells_full", "serve"]
+__all__ = ["After", "Ask", "CallersOwn", "Part", "Read", "can_step", "cells_full", "serve"]
 
 ABORTED = "llama_decode was aborted by the abort callback"
 
@@ -30,6 +30,14 @@ Read = Callable[[npt.NDArray[np.float32]], T]
 
 After = Callable[[T], list[int] | None]
 """From what was read to the next tokens; `None` where the caller has to look itself."""
+
+
+class CallersOwn(Exception):
+    """Raised by an `After`: `error` comes from the call's own code, and goes to nobody else, whatever it is."""
+
+    def __init__(self, error: BaseException) -> None:
+        super().__init__(error)
+        self.error = error
 
 
 class Ask:

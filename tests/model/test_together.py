@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 import time
 from collections.abc import Callable
@@ -183,6 +184,28 @@ def test_a_streamer_that_fails(model: Any) -> None:
     assert streamers[1].tokens == expected[1][0][: len(TEXTS[1]) + 5]
     model.engine.check()
     assert call(model, {}, TEXTS[1]).tolist() == expected[1]
+
+
+@pytest.mark.parametrize("culprit", range(4))
+@pytest.mark.parametrize("kind", [asyncio.CancelledError, SystemExit, GeneratorExit, KeyboardInterrupt])
+def test_whatever_a_streamer_raises_is_its_own_calls(model: Any, kind: type[BaseException], culprit: int) -> None:
+    class Raising(Quick):
+        def put(self, value: torch.Tensor) -> None:
+            if len(self.tokens) == len(TEXTS[0]) + 5:
+                raise kind("nobody reads")
+            super().put(value)
+
+    expected = [call(model, {}, TEXTS[index]).tolist() for index in range(4)]
+    model.forget()
+    streamers = [Raising() if index == culprit else Quick() for index in range(4)]
+    found = at_once({str(i): (lambda i=i: call(model, {}, TEXTS[i], streamer=streamers[i])) for i in range(4)})
+    for index in range(4):
+        if index == culprit:
+            assert type(found[str(index)]) is kind and found[str(index)].args == ("nobody reads",)
+        else:
+            assert not isinstance(found[str(index)], BaseException), found
+            assert found[str(index)].tolist() == expected[index]
+    model.engine.check()
 
 
 def test_rows_that_end_at_different_places(model: Any) -> None:

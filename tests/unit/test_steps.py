@@ -222,6 +222,36 @@ def test_on_the_main_thread_no_steps_of_others_are_made() -> None:
     assert threading.main_thread().ident not in other.threads
 
 
+def test_what_a_signal_raises_on_the_main_thread_is_raised_there() -> None:
+    """A timeout's handler raises an ordinary exception wherever the main thread is: also in a decode that it makes for all."""
+    for when in (8, 12, 16, 20):
+        engine, backend = engine_of()
+        mine, others = Writing(engine, [0, 1, 2], 30), [Writing(engine, [index, 1, 2], 30) for index in (1, 2)]
+        for one in (mine, *others):
+            one.begin = threading.Barrier(3) if one is mine else mine.begin
+        raised: list[int] = []
+
+        def handler(batch: Any, backend: Any = backend, raised: list[int] = raised, when: int = when) -> None:
+            if threading.current_thread() is threading.main_thread() and len(backend.seen) >= when and not raised:
+                raised.append(1)
+                raise TimeoutError("too long")
+
+        backend.before_decode = handler
+        threads = [threading.Thread(target=one.run) for one in others]
+        for thread in threads:
+            thread.start()
+        try:
+            mine.run()
+        except TimeoutError:
+            assert raised
+        else:
+            assert not raised, "swallowed"
+        for thread in threads:
+            thread.join(30)
+        assert [one.length for one in others] == [33, 33]
+        engine.check()
+
+
 class Interrupt(BaseException):
     """As a signal's handler would raise it."""
 

@@ -20,6 +20,7 @@ import torch
 from .. import compat
 from ..cache import LlamaCppCache
 from ..request import current_request
+from ..turn import CallersOwn
 from .common import Trace, cache_survives, first_step, next_step, request_of_call, step_done
 from .draw import best, draw
 from .ending import Rows
@@ -81,16 +82,25 @@ def token_by_token(
     tokens: list[int] = []
     ended = False
 
-    def record(chosen: list[int]) -> list[int]:
+    def show(shared: bool) -> None:
+        """`shared`: maybe on another call's thread, to which nothing that is raised here belongs."""
+        try:
+            streamer.put(text.newest.clone())
+        except BaseException as error:
+            if shared:
+                raise CallersOwn(error) from error
+            raise
+
+    def record(chosen: list[int], shared: bool = False) -> list[int]:
         """The text grows by the chosen tokens; what it grew by."""
         nonlocal ended
         tokens = chosen if all(rows.unfinished) else _with_padding(rows, going_on, chosen)
         text.append(*tokens)
         if streamer is not None and not compat.CRITERIA_COME_FIRST:
-            streamer.put(text.newest.clone())
+            show(shared)
         ended = rows.ended_with(tokens, len(text), text.view, trace.scores)
         if streamer is not None and compat.CRITERIA_COME_FIRST:
-            streamer.put(text.newest.clone())
+            show(shared)
         return tokens
 
     def next_column(tokens: list[int]) -> list[int]:
@@ -103,7 +113,7 @@ def token_by_token(
         """The next step, where a row that ended needs nothing else first."""
         nonlocal tokens
         before = rows.unfinished.count(True)
-        tokens = record(chosen)
+        tokens = record(chosen, True)
         if ended or not (seen or rows.unfinished.count(True) == before):
             return None
         return next_column(tokens)
