@@ -305,9 +305,12 @@ class Engine:
             with self.lock:
                 if not self.closed:
                     self._take_back(sequences, tokens, settled)
-            if isinstance(problem, CallersOwn):
-                raise problem.error from problem.error.__cause__
-            raise
+            if not isinstance(problem, CallersOwn):
+                raise
+            error = problem.error
+        else:
+            return
+        raise error
 
     def _step(self, sequences: list[Sequence], tokens: list[int], usage: Usage, before: list[int], read: Read[T]) -> T:
         """By this thread, for nobody else."""
