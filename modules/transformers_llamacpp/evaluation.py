@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from .backend import DecodeStatus
 from .batch import Batch, Job, Piece, plan
-from .errors import ClosedError, DecodeError, GenerationCancelled
+from .errors import ClosedError, DecodeError, GenerationCancelled, LlamaCppError
 from .guarded_lock import GuardedLock
 from .pool import SequencePool
 from .sequence import Move, Sequence
@@ -47,8 +47,9 @@ class Wanted:
     prompt: bool = False
 
 
-class Displaced(Exception):
-    """A sequence of the call had to leave the buffer for another call, and only a call of its own brings it back."""
+class Displaced(LlamaCppError):
+    """A sequence of the call had to leave the buffer for another call, and only a call of its own brings it back. Raised where
+    the books are right; it never leaves the engine."""
 
 
 class Evaluation:
